@@ -1,0 +1,103 @@
+//! What can go wrong, each time naming the thing: the file, the tensor, the key, the numbers.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// The error of this crate. Every message is one line.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A key of a configuration file is missing, has the wrong type or a value that cannot be served.
+    #[error("{}: {key}: {what}", path.display())]
+    Config {
+        /// The configuration file.
+        path: PathBuf,
+        /// The key, with dots between levels.
+        key: String,
+        /// What was expected and what was found.
+        what: String,
+    },
+    /// The prompt does not fit the context.
+    #[error("prompt of {prompt} tokens exceeds the context of {limit} tokens")]
+    ContextExceeded {
+        /// Tokens in the prompt.
+        prompt: usize,
+        /// Tokens that fit, the first generated one included.
+        limit: usize,
+    },
+    /// A file's container is malformed: header, index, lengths, offsets.
+    #[error("{}: {what}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What was expected and what was found.
+        what: String,
+    },
+    /// The operating system refused to read or write a file.
+    #[error("{}: {source}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What the operating system said.
+        source: io::Error,
+    },
+    /// A kernel refused its arguments.
+    #[error(transparent)]
+    Kernel(#[from] cider_kernels::Error),
+    /// A row of logits has a NaN or an infinity: nothing is sampled from it.
+    #[error("numerical error: the logits of token {position} are not finite")]
+    NonFinite {
+        /// The position of the token in its sequence.
+        position: usize,
+    },
+    /// A request asks for something that cannot be done.
+    #[error("{0}")]
+    Request(String),
+    /// The chat template failed, or refused the messages.
+    #[error("chat template ({source_name}): {what}")]
+    Template {
+        /// Where the template came from.
+        source_name: String,
+        /// What the template engine, or the template itself, said.
+        what: String,
+    },
+    /// A tensor is missing, surplus, or not what the model needs.
+    #[error("{}: tensor {tensor}: {what}", path.display())]
+    Tensor {
+        /// The file or folder the tensor was looked for in.
+        path: PathBuf,
+        /// The tensor's name as the file spells it.
+        tensor: String,
+        /// What was expected and what was found.
+        what: String,
+    },
+    /// The tokenizer's files are missing, damaged or of a kind that is not known.
+    #[error("tokenizer: {0}")]
+    Tokenizer(String),
+}
+
+/// A result of this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+impl Error {
+    /// An [`Error::Io`] of `path`, for `map_err`.
+    pub fn io(path: impl AsRef<Path>) -> impl FnOnce(io::Error) -> Self {
+        let path = path.as_ref().to_path_buf();
+        move |source| Self::Io { path, source }
+    }
+
+    /// An [`Error::File`] of `path`.
+    pub fn file(path: impl AsRef<Path>, what: impl Into<String>) -> Self {
+        Self::File { path: path.as_ref().to_path_buf(), what: what.into() }
+    }
+
+    /// An [`Error::Config`] of `key` in `path`.
+    pub fn config(path: impl AsRef<Path>, key: impl Into<String>, what: impl Into<String>) -> Self {
+        Self::Config { path: path.as_ref().to_path_buf(), key: key.into(), what: what.into() }
+    }
+
+    /// An [`Error::Tensor`] of `tensor` in `path`.
+    pub fn tensor(path: impl AsRef<Path>, tensor: impl Into<String>, what: impl Into<String>) -> Self {
+        Self::Tensor { path: path.as_ref().to_path_buf(), tensor: tensor.into(), what: what.into() }
+    }
+}

@@ -1,0 +1,6 @@
+//! Language models with online activation quantisation.
+#![forbid(unsafe_code)]
+
+mod error;
+
+pub use error::{Error, Result};

@@ -1,0 +1,5 @@
+//! Integer and float transformer kernels.
+
+mod error;
+
+pub use error::{Error, Result};
