@@ -1,5 +1,26 @@
 //! Integer and float transformer kernels.
 
+mod backend;
+mod buffer;
+mod dtype;
 mod error;
+mod kv;
+mod quant;
+mod rope;
+mod rows;
+mod tensor;
+mod weights;
 
+pub use backend::{
+    AttentionArgs, AttentionRun, Backend, Gelu, KvAppendArgs, LinearArgs, LinearInput, NormArgs,
+    NormKind, Phase, RopeArgs, RowsOut,
+};
+pub use buffer::Buffer;
+pub use dtype::{DType, Element};
 pub use error::{Error, Result};
+pub use kv::{KV_BLOCK, KvLayer};
+pub use quant::{Activations, Format, SEGMENT, SMALLEST_MAX, check_sum};
+pub use rope::{RopeConfig, RopeScaling, RopeTable};
+pub use rows::QuantizedRows;
+pub use tensor::{Tensor, TensorMut, TensorRef};
+pub use weights::{ReadFloats, ReadIntegers, RowSource, Weights};

@@ -1,0 +1,84 @@
+//! The weights of a linear layer in a backend's tile layout, and where their rows come from.
+
+use crate::buffer::Buffer;
+use crate::error::{Error, Result};
+use crate::quant::Format;
+
+/// Weights of a linear layer, `n` output rows of `k` input columns, in the tile layout of the backend that
+/// made them; with one f32 bias per row where there is one.
+#[derive(Debug)]
+pub struct Weights {
+    pub(crate) format: Format,
+    pub(crate) n: usize,
+    pub(crate) k: usize,
+    /// Tiles of weights.
+    pub(crate) data: Buffer,
+    /// f32 `[groups][n padded to a tile]`; empty for dense weights.
+    pub(crate) scales: Buffer,
+    /// i32 `[groups][n padded]`: sums over the group's columns of the integer weights.
+    pub(crate) sums: Buffer,
+    /// f32 `[n padded]`, zero where there is no bias.
+    pub(crate) bias: Buffer,
+    /// Whether a -128 was written: its bound on K is tighter.
+    pub(crate) has_minus_128: bool,
+}
+
+impl Weights {
+    /// How they are stored.
+    #[must_use]
+    pub fn format(&self) -> Format {
+        self.format
+    }
+
+    /// Output features.
+    #[must_use]
+    pub fn n(&self) -> usize {
+        self.n
+    }
+
+    /// Input features.
+    #[must_use]
+    pub fn k(&self) -> usize {
+        self.k
+    }
+
+    /// Bytes of everything that is kept.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.data.len() + self.scales.len() + self.sums.len() + self.bias.len()
+    }
+
+    /// Refuses a row that does not exist.
+    pub(crate) fn check_rows(&self, first: usize, count: usize) -> Result<()> {
+        if first.checked_add(count).is_some_and(|end| end <= self.n) {
+            return Ok(());
+        }
+        Err(Error::shape(
+            "weights",
+            format!("rows {first} + {count} of {}", self.n),
+        ))
+    }
+}
+
+/// Reads row `.0` of a float matrix into `.1` (`k` values).
+pub type ReadFloats<'a> = &'a (dyn Fn(usize, &mut [f32]) + Sync);
+
+/// Reads row `.0` of an integer matrix into `.1` (`k` values) and its scales into `.2` (one per group).
+pub type ReadIntegers<'a> = &'a (dyn Fn(usize, &mut [i8], &mut [f32]) + Sync);
+
+/// Where rows of weights come from. Rows are asked for one at a time, from several threads at once.
+#[derive(Clone, Copy)]
+pub enum RowSource<'a> {
+    /// Float rows; quantised on the way in where the format is an integer one.
+    Floats {
+        /// Reads one row.
+        read: ReadFloats<'a>,
+        /// The percentile (0..=100) of the magnitudes that replaces the maximum, if any.
+        clip_percentile: Option<f64>,
+    },
+    /// Rows that are integers already, with their scales.
+    Integers {
+        /// Reads one row.
+        read: ReadIntegers<'a>,
+    },
+}
