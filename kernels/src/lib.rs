@@ -2,6 +2,7 @@
 
 mod backend;
 mod buffer;
+mod check;
 mod dtype;
 mod error;
 mod kv;
