@@ -28,7 +28,7 @@ pub enum RopeScaling {
         /// The original context length.
         original: f64,
     },
-    /// YaRN: a blend by dimension, and a factor on the attention's scale.
+    /// `YaRN`: a blend by dimension, and a factor on the attention's scale.
     Yarn {
         /// Ratio of the new context to the original one.
         factor: f64,
@@ -99,7 +99,7 @@ impl RopeConfig {
         }
     }
 
-    /// The dimensions between which YaRN blends.
+    /// The dimensions between which `YaRN` blends.
     fn yarn_bounds(&self) -> (f64, f64) {
         let RopeScaling::Yarn {
             original,
