@@ -3,6 +3,7 @@
 mod backend;
 mod buffer;
 mod check;
+mod cpu;
 mod dtype;
 mod error;
 mod kv;
@@ -18,6 +19,7 @@ pub use backend::{
     NormKind, Phase, RopeArgs, RowsOut,
 };
 pub use buffer::Buffer;
+pub use cpu::{CpuBackend, Isa, Topology};
 pub use dtype::{DType, Element};
 pub use error::{Error, Result};
 pub use kv::{KV_BLOCK, KvLayer};

@@ -209,13 +209,6 @@ impl<'a> TensorRef<'a> {
         let start = self.offset + row * self.stride;
         Ok(&self.buffer.as_slice()[start..start + self.cols])
     }
-
-    /// The elements from the first of the view to the last, gaps between rows included.
-    pub(crate) fn span<T: Element>(&self) -> Result<&'a [T]> {
-        same_dtype(T::DTYPE, self.dtype)?;
-        let range = span(self.offset, self.rows, self.cols, self.stride);
-        Ok(&self.buffer.as_slice()[range])
-    }
 }
 
 /// A view of rows and columns of a matrix, to write.
@@ -368,7 +361,6 @@ mod tests {
         let view = tensor.view().row_range(1..3).col_range(1..3);
         assert_eq!(view.row::<f32>(0).unwrap(), [5.0, 6.0]);
         assert_eq!(view.row::<f32>(1).unwrap(), [9.0, 10.0]);
-        assert_eq!(view.span::<f32>().unwrap().len(), 6);
         let mut out = tensor.view_mut().row_range(2..3).col_range(3..4);
         out.row_mut::<f32>(0).unwrap()[0] = -1.0;
         assert_eq!(tensor.as_slice::<f32>().unwrap()[11], -1.0);

@@ -67,14 +67,14 @@ fn normal_cdf(x: f32) -> f32 {
 }
 
 /// Below it the result is zero: the smallest normal number.
-const EXP_LOWEST: f32 = -87.336_54;
+pub(crate) const EXP_LOWEST: f32 = -87.336_54;
 /// Above it the result is infinite.
-const EXP_HIGHEST: f32 = 88.376_26;
+pub(crate) const EXP_HIGHEST: f32 = 88.376_26;
 /// ln 2 in two parts; the first has few bits, so its products with n are exact.
-const LN_2_HIGH: f32 = 0.693_359_375;
-const LN_2_LOW: f32 = -2.121_944_40e-4;
+pub(crate) const LN_2_HIGH: f32 = 0.693_359_375;
+pub(crate) const LN_2_LOW: f32 = -2.121_944_40e-4;
 /// `e^r = 1 + r + r^2 * P(r)` for `|r| <= ln 2 / 2`, highest power first.
-const EXP_POLYNOMIAL: [f32; 6] = [
+pub(crate) const EXP_POLYNOMIAL: [f32; 6] = [
     1.987_569_150_0e-4,
     1.398_199_950_7e-3,
     8.333_451_907_3e-3,
@@ -83,7 +83,7 @@ const EXP_POLYNOMIAL: [f32; 6] = [
     5.000_000_120_1e-1,
 ];
 /// `erfc(z) = t * e^(-z^2 + P(t))`, `t = 1 / (1 + z / 2)`, highest power first.
-const ERF_POLYNOMIAL: [f32; 10] = [
+pub(crate) const ERF_POLYNOMIAL: [f32; 10] = [
     0.170_872_77,
     -0.822_152_23,
     1.488_515_87,
@@ -95,6 +95,6 @@ const ERF_POLYNOMIAL: [f32; 10] = [
     1.000_023_68,
     -1.265_512_23,
 ];
-const GELU_CUBIC: f32 = 0.044_715;
+pub(crate) const GELU_CUBIC: f32 = 0.044_715;
 /// `2 * sqrt(2 / pi)`.
-const GELU_TANH: f32 = 1.595_769_121_605_730_8;
+pub(crate) const GELU_TANH: f32 = 1.595_769_121_605_730_8;

@@ -2,10 +2,10 @@
 //! slow as it is short; every other backend is tested against it.
 
 mod attention;
-mod elementwise;
+pub(crate) mod elementwise;
 mod linear;
 mod norm;
-mod quantize;
+pub(crate) mod quantize;
 mod rope;
 
 use std::ops::Range;

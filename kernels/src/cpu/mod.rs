@@ -1,0 +1,258 @@
+//! The CPU backend: algorithms written once over sixteen virtual lanes, compiled per instruction set.
+
+mod attention;
+mod elementwise;
+mod linear;
+mod norm;
+mod pack;
+mod raw;
+mod rope;
+mod rows;
+mod scalar;
+mod simd;
+mod table;
+mod threads;
+mod topology;
+#[cfg(target_arch = "x86_64")]
+mod x86;
+
+use std::env;
+use std::fmt;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use self::table::Level;
+use self::threads::Pool;
+use crate::backend::{
+    AttentionArgs, Backend, Gelu, KvAppendArgs, LinearArgs, NormArgs, RopeArgs, RowsOut,
+};
+use crate::check::{check_read_integers, check_read_row};
+use crate::error::{Error, Result};
+use crate::quant::Format;
+use crate::rows::QuantizedRows;
+use crate::tensor::{TensorMut, TensorRef};
+use crate::weights::{RowSource, Weights};
+
+pub use self::table::Isa;
+pub use self::topology::Topology;
+
+/// The CPU, with one instruction set and a number of threads.
+pub struct CpuBackend {
+    level: Level,
+    pool: Pool,
+    /// Working memory of each thread; grows to what it needs and stays.
+    scratch: Vec<Mutex<Scratch>>,
+}
+
+impl CpuBackend {
+    /// A backend of an instruction set, on `threads` threads (the caller's included).
+    ///
+    /// # Errors
+    /// When this machine lacks the instruction set, or `threads` is 0.
+    pub fn new(isa: Isa, threads: usize) -> Result<Self> {
+        if threads == 0 {
+            return Err(Error::Device {
+                what: "threads: expected at least 1, got 0".into(),
+            });
+        }
+        let pool = Pool::new(threads);
+        let scratch = (0..pool.threads()).map(|_| Mutex::default()).collect();
+        Ok(Self {
+            level: Level::new(isa)?,
+            pool,
+            scratch,
+        })
+    }
+
+    /// The best backend of this machine; `CIDER_CPU` forces the instruction set and `CIDER_THREADS` the
+    /// threads, unless `threads` does.
+    ///
+    /// # Errors
+    /// When a variable cannot be honoured.
+    pub fn from_env(threads: Option<usize>) -> Result<Self> {
+        let isa = match env::var("CIDER_CPU") {
+            Ok(name) if !name.is_empty() => name.parse().map_err(|error| Error::Device {
+                what: format!("CIDER_CPU: {error}"),
+            })?,
+            _ => Isa::best(),
+        };
+        let asked = match env::var("CIDER_THREADS") {
+            Ok(text) if threads.is_none() && !text.is_empty() => Some(
+                text.parse()
+                    .ok()
+                    .filter(|&n| n > 0)
+                    .ok_or_else(|| Error::Device {
+                        what: format!("CIDER_THREADS: expected a number above 0, got {text}"),
+                    })?,
+            ),
+            _ => threads,
+        };
+        Self::new(isa, asked.unwrap_or_else(|| Topology::detect().threads()))
+    }
+
+    /// The instruction set.
+    #[must_use]
+    pub fn isa(&self) -> Isa {
+        self.level.isa()
+    }
+
+    /// Threads, the caller's included.
+    #[must_use]
+    pub fn threads(&self) -> usize {
+        self.pool.threads()
+    }
+
+    fn scratch(&self, worker: usize) -> MutexGuard<'_, Scratch> {
+        self.scratch[worker]
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Calls `body` for each row with `floats` floats of working memory; on one thread when the rows are
+    /// small.
+    fn each_row(
+        &self,
+        rows: usize,
+        cols: usize,
+        floats: usize,
+        body: impl Fn(Level, usize, &mut [f32]) + Sync,
+    ) {
+        let each = (ROW_TASK / cols.max(1)).max(1);
+        self.pool.run(rows.div_ceil(each), &|worker, task| {
+            let mut scratch = self.scratch(worker);
+            let (floats, _) = scratch.take(floats, 0);
+            for row in task * each..((task + 1) * each).min(rows) {
+                body(self.level, row, floats);
+            }
+        });
+    }
+}
+
+impl fmt::Debug for CpuBackend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.describe())
+    }
+}
+
+impl Backend for CpuBackend {
+    fn describe(&self) -> String {
+        format!("cpu, {}, {} threads", self.isa(), self.threads())
+    }
+
+    fn quantized_rows(&self, capacity: usize, cols: usize) -> Result<QuantizedRows> {
+        QuantizedRows::new(capacity, cols, self.isa().activation_bias())
+    }
+
+    fn weights(&self, format: Format, n: usize, k: usize) -> Result<Weights> {
+        pack::zeroed(format, n, k)
+    }
+
+    fn fill_weights(
+        &self,
+        weights: &mut Weights,
+        first: usize,
+        count: usize,
+        source: RowSource<'_>,
+    ) -> Result<()> {
+        pack::fill(self, weights, first, count, source)
+    }
+
+    fn set_bias(&self, weights: &mut Weights, first: usize, bias: &[f32]) -> Result<()> {
+        weights.check_rows(first, bias.len())?;
+        weights.bias.as_mut_slice::<f32>()[first..first + bias.len()].copy_from_slice(bias);
+        Ok(())
+    }
+
+    fn read_row(&self, weights: &Weights, row: usize, out: &mut [f32]) -> Result<()> {
+        check_read_row(weights, row, out)?;
+        pack::read_row(weights, row, out);
+        Ok(())
+    }
+
+    fn read_integers(
+        &self,
+        weights: &Weights,
+        row: usize,
+        out: &mut [i8],
+        scales: &mut [f32],
+    ) -> Result<()> {
+        check_read_integers(weights, row, out, scales)?;
+        pack::read_integers(weights, row, out, scales);
+        Ok(())
+    }
+
+    fn quantize(&self, x: TensorRef<'_>, out: &mut QuantizedRows) -> Result<()> {
+        rows::quantize(self, x, out)
+    }
+
+    fn linear(&self, args: LinearArgs<'_>) -> Result<()> {
+        linear::linear(self, args)
+    }
+
+    fn matmul_i32(
+        &self,
+        input: &QuantizedRows,
+        weights: &Weights,
+        out: TensorMut<'_>,
+    ) -> Result<()> {
+        linear::matmul_i32(self, input, weights, out)
+    }
+
+    fn norm(&self, args: NormArgs<'_>) -> Result<()> {
+        norm::norm(self, args)
+    }
+
+    fn rope(&self, args: RopeArgs<'_>) -> Result<()> {
+        rope::rope(self, args)
+    }
+
+    fn kv_append(&self, args: KvAppendArgs<'_>) -> Result<()> {
+        attention::kv_append(self, args)
+    }
+
+    fn attention(&self, args: AttentionArgs<'_>) -> Result<()> {
+        attention::attention(self, args)
+    }
+
+    fn gated(&self, gate: TensorRef<'_>, up: TensorRef<'_>, out: RowsOut<'_>) -> Result<()> {
+        elementwise::gated(self, gate, up, out)
+    }
+
+    fn gelu(&self, x: TensorRef<'_>, kind: Gelu, out: TensorMut<'_>) -> Result<()> {
+        elementwise::gelu(self, x, kind, out)
+    }
+
+    fn add(&self, x: TensorMut<'_>, y: TensorRef<'_>) -> Result<()> {
+        elementwise::add(self, x, y)
+    }
+
+    fn embedding(&self, table: &Weights, ids: &[u32], out: TensorMut<'_>) -> Result<()> {
+        elementwise::embedding(self, table, ids, out)
+    }
+
+    fn argmax(&self, x: TensorRef<'_>, out: &mut [u32]) -> Result<()> {
+        elementwise::argmax(self, x, out)
+    }
+}
+
+/// Working memory of one thread.
+#[derive(Debug, Default)]
+struct Scratch {
+    floats: Vec<f32>,
+    bytes: Vec<u8>,
+}
+
+impl Scratch {
+    /// Floats and bytes of any contents.
+    fn take(&mut self, floats: usize, bytes: usize) -> (&mut [f32], &mut [u8]) {
+        if self.floats.len() < floats {
+            self.floats.resize(floats, 0.0);
+        }
+        if self.bytes.len() < bytes {
+            self.bytes.resize(bytes, 0);
+        }
+        (&mut self.floats[..floats], &mut self.bytes[..bytes])
+    }
+}
+
+/// Elements a thread takes at a time in ops that go row by row: less is not worth waking a thread.
+const ROW_TASK: usize = 16 * 1024;

@@ -1,0 +1,343 @@
+//! Rows in and out: conversion to f32 and back, and quantisation per token.
+
+use half::{bf16, f16};
+
+use super::CpuBackend;
+use super::raw::Shared;
+use super::simd::{Kernel, LANES, Simd};
+use crate::backend::RowsOut;
+use crate::check::check_quantize;
+use crate::dtype::DType;
+use crate::error::Result;
+use crate::quant::SMALLEST_MAX;
+use crate::rows::QuantizedRows;
+use crate::tensor::{TensorMut, TensorRef};
+
+/// Quantises each row.
+pub(super) fn quantize(
+    backend: &CpuBackend,
+    x: TensorRef<'_>,
+    out: &mut QuantizedRows,
+) -> Result<()> {
+    check_quantize(x)?;
+    let out = OutQuantized::start(out, x.rows(), x.cols())?;
+    backend.each_row(
+        x.rows(),
+        x.cols(),
+        x.cols().next_multiple_of(LANES),
+        |level, row, floats| {
+            level.run(Quantize {
+                x,
+                row,
+                out: &out,
+                floats,
+            });
+        },
+    );
+    Ok(())
+}
+
+struct Quantize<'a> {
+    x: TensorRef<'a>,
+    row: usize,
+    out: &'a OutQuantized<'a>,
+    floats: &'a mut [f32],
+}
+
+impl Kernel for Quantize<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        load_row(s, self.x, self.row, self.floats);
+        self.out.put_row(s, self.row, self.floats);
+    }
+}
+
+/// A row as f32, zero-padded to `out`, whose length is whole vectors.
+#[inline(always)]
+pub(super) fn load_row<S: Simd>(s: S, x: TensorRef<'_>, row: usize, out: &mut [f32]) {
+    let cols = x.cols();
+    match x.dtype() {
+        DType::F32 => {
+            let Ok(from) = x.row::<f32>(row) else { return };
+            out[..cols].copy_from_slice(from);
+            out[cols..].fill(0.0);
+        }
+        DType::Bf16 => {
+            let Ok(from) = x.row::<bf16>(row) else {
+                return;
+            };
+            widen::<S, true>(s, bytemuck::cast_slice(from), out);
+        }
+        DType::F16 => {
+            let Ok(from) = x.row::<f16>(row) else {
+                return;
+            };
+            widen::<S, false>(s, bytemuck::cast_slice(from), out);
+        }
+        DType::I32 | DType::I8 | DType::U8 => {}
+    }
+}
+
+/// Widens 16-bit floats; bf16 where `BRAIN`.
+#[inline(always)]
+pub(super) fn widen<S: Simd, const BRAIN: bool>(s: S, from: &[u16], out: &mut [f32]) {
+    let chunks = from.chunks_exact(LANES);
+    let tail = chunks.remainder();
+    let done = from.len() - tail.len();
+    for (from, out) in chunks.zip(out.chunks_exact_mut(LANES)) {
+        // SAFETY: both chunks have sixteen elements.
+        unsafe {
+            let v = if BRAIN {
+                s.load_bf16(from.as_ptr())
+            } else {
+                s.load_f16(from.as_ptr())
+            };
+            s.store(out.as_mut_ptr(), v);
+        }
+    }
+    for (from, out) in tail.iter().zip(&mut out[done..]) {
+        *out = if BRAIN {
+            bf16::from_bits(*from).to_f32()
+        } else {
+            f16::from_bits(*from).to_f32()
+        };
+    }
+    out[from.len()..].fill(0.0);
+}
+
+/// Rounds a row of whole vectors to the dtype and back.
+#[inline(always)]
+pub(super) fn round_row<S: Simd>(s: S, dtype: DType, row: &mut [f32]) {
+    if dtype != DType::Bf16 {
+        return;
+    }
+    let mut bits = [0_u16; LANES];
+    for chunk in row.chunks_exact_mut(LANES) {
+        // SAFETY: the chunk and `bits` have sixteen elements.
+        unsafe {
+            s.store_bf16(bits.as_mut_ptr(), s.load(chunk.as_ptr()));
+            s.store(chunk.as_mut_ptr(), s.load_bf16(bits.as_ptr()));
+        }
+    }
+}
+
+/// Float or quantised output of an op.
+pub(super) enum Out<'a> {
+    /// Floats, rounded to their dtype.
+    Float(OutRows<'a>),
+    /// Quantised rows.
+    Int8(OutQuantized<'a>),
+}
+
+impl<'a> Out<'a> {
+    pub(super) fn new(out: &'a mut RowsOut<'_>, rows: usize, cols: usize) -> Result<Self> {
+        match out {
+            RowsOut::Float(out) => Ok(Self::Float(OutRows::new(out)?)),
+            RowsOut::Int8(out) => Ok(Self::Int8(OutQuantized::start(out, rows, cols)?)),
+        }
+    }
+
+    /// Writes a row of f32, padded to whole vectors; quantised rows are rounded to `dtype` first.
+    #[inline(always)]
+    pub(super) fn put_row<S: Simd>(&self, s: S, dtype: DType, row: usize, values: &mut [f32]) {
+        match self {
+            Self::Float(out) => out.put_row(s, row, values),
+            Self::Int8(out) => {
+                round_row(s, dtype, values);
+                out.put_row(s, row, values);
+            }
+        }
+    }
+}
+
+/// Output rows that threads write in turn, each its own elements.
+#[derive(Clone, Copy)]
+pub(super) struct OutRows<'a> {
+    bytes: Shared<'a, u8>,
+    stride: usize,
+    cols: usize,
+    /// Element type.
+    pub(super) dtype: DType,
+}
+
+impl<'a> OutRows<'a> {
+    pub(super) fn new(out: &'a mut TensorMut<'_>) -> Result<Self> {
+        let (dtype, stride, cols) = (out.dtype(), out.stride(), out.cols());
+        let bytes = match dtype {
+            DType::F32 => bytemuck::cast_slice_mut(out.span_mut::<f32>()?),
+            DType::Bf16 => bytemuck::cast_slice_mut(out.span_mut::<bf16>()?),
+            DType::F16 => bytemuck::cast_slice_mut(out.span_mut::<f16>()?),
+            DType::I32 => bytemuck::cast_slice_mut(out.span_mut::<i32>()?),
+            DType::I8 => bytemuck::cast_slice_mut(out.span_mut::<i8>()?),
+            DType::U8 => out.span_mut::<u8>()?,
+        };
+        Ok(Self {
+            bytes: Shared::new(bytes),
+            stride,
+            cols,
+            dtype,
+        })
+    }
+
+    /// Where element (`row`, `col`) lies.
+    ///
+    /// # Safety
+    /// Both must exist, `col` may be the end; nobody else touches what is written through it.
+    #[inline(always)]
+    unsafe fn at<T>(&self, row: usize, col: usize) -> *mut T {
+        // SAFETY: the caller promises the element.
+        unsafe {
+            self.bytes
+                .at((row * self.stride + col) * self.dtype.size())
+                .cast()
+        }
+    }
+
+    /// Writes the first `columns` lanes of tile `output.1` of row `output.0`, rounded to the dtype.
+    #[inline(always)]
+    pub(super) fn put<S: Simd>(&self, s: S, output: (usize, usize), columns: usize, v: S::F) {
+        let (row, col) = (output.0, output.1 * LANES);
+        if columns == LANES {
+            // SAFETY: sixteen columns from `col` on are this thread's.
+            unsafe {
+                match self.dtype {
+                    DType::F32 => s.store(self.at(row, col), v),
+                    DType::Bf16 => s.store_bf16(self.at(row, col), v),
+                    _ => s.store_f16(self.at(row, col), v),
+                }
+            }
+            return;
+        }
+        let mut lanes = [0_f32; LANES];
+        // SAFETY: `lanes` has sixteen elements.
+        unsafe { s.store(lanes.as_mut_ptr(), v) };
+        self.put_floats(row, col, &lanes[..columns]);
+    }
+
+    /// Writes the first `columns` lanes of integers.
+    #[inline(always)]
+    pub(super) fn put_i32<S: Simd>(&self, s: S, output: (usize, usize), columns: usize, v: S::I) {
+        let mut lanes = [0_i32; LANES];
+        // SAFETY: `lanes` has sixteen elements; the columns are this thread's.
+        unsafe {
+            s.store_i32(lanes.as_mut_ptr(), v);
+            let out: *mut i32 = self.at(output.0, output.1 * LANES);
+            out.copy_from_nonoverlapping(lanes.as_ptr(), columns);
+        }
+    }
+
+    /// Writes a row from f32, rounded to the dtype; `values` may be longer than the row.
+    #[inline(always)]
+    pub(super) fn put_row<S: Simd>(&self, s: S, row: usize, values: &[f32]) {
+        self.put_part(s, row, 0, &values[..self.cols]);
+    }
+
+    /// Writes the columns from `col` on, rounded to the dtype.
+    #[inline(always)]
+    pub(super) fn put_part<S: Simd>(&self, s: S, row: usize, col: usize, values: &[f32]) {
+        let chunks = values.chunks_exact(LANES);
+        let tail = chunks.remainder();
+        let done = values.len() - tail.len();
+        for (i, chunk) in chunks.enumerate() {
+            // SAFETY: the chunk has sixteen elements, and the columns are this thread's.
+            unsafe {
+                let v = s.load(chunk.as_ptr());
+                match self.dtype {
+                    DType::F32 => s.store(self.at(row, col + i * LANES), v),
+                    DType::Bf16 => s.store_bf16(self.at(row, col + i * LANES), v),
+                    _ => s.store_f16(self.at(row, col + i * LANES), v),
+                }
+            }
+        }
+        self.put_floats(row, col + done, tail);
+    }
+
+    /// Reads a row back as f32, zero-padded to `out`, whose length is whole vectors.
+    #[inline(always)]
+    pub(super) fn get_row<S: Simd>(&self, s: S, row: usize, out: &mut [f32]) {
+        // SAFETY: the row exists and is this thread's.
+        unsafe {
+            match self.dtype {
+                DType::F32 => {
+                    out[..self.cols]
+                        .copy_from_slice(std::slice::from_raw_parts(self.at(row, 0), self.cols));
+                    out[self.cols..].fill(0.0);
+                }
+                DType::Bf16 => {
+                    let from = std::slice::from_raw_parts(self.at(row, 0), self.cols);
+                    widen::<S, true>(s, from, out);
+                }
+                _ => {
+                    let from = std::slice::from_raw_parts(self.at(row, 0), self.cols);
+                    widen::<S, false>(s, from, out);
+                }
+            }
+        }
+    }
+
+    /// Writes a few elements one by one.
+    pub(super) fn put_floats(&self, row: usize, col: usize, values: &[f32]) {
+        for (i, &value) in values.iter().enumerate() {
+            // SAFETY: the columns are this thread's.
+            unsafe {
+                match self.dtype {
+                    DType::F32 => self.at::<f32>(row, col + i).write(value),
+                    DType::Bf16 => self.at::<bf16>(row, col + i).write(bf16::from_f32(value)),
+                    _ => self.at::<f16>(row, col + i).write(f16::from_f32(value)),
+                }
+            }
+        }
+    }
+}
+
+/// Quantised rows that threads write in turn, each its own rows.
+pub(super) struct OutQuantized<'a> {
+    data: Shared<'a, u8>,
+    scales: Shared<'a, f32>,
+    stride: usize,
+}
+
+impl<'a> OutQuantized<'a> {
+    pub(super) fn start(out: &'a mut QuantizedRows, rows: usize, cols: usize) -> Result<Self> {
+        out.start(rows, cols)?;
+        let stride = out.stride;
+        Ok(Self {
+            data: Shared::new(out.data.as_mut_slice()),
+            scales: Shared::new(out.scales.as_mut_slice()),
+            stride,
+        })
+    }
+
+    /// Quantises a row of f32, zero-padded to whole vectors.
+    #[inline(always)]
+    pub(super) fn put_row<S: Simd>(&self, s: S, row: usize, values: &[f32]) {
+        let mut acc = s.zero_i32();
+        for chunk in values.chunks_exact(LANES) {
+            // SAFETY: the chunk has sixteen elements.
+            acc = s.max_magnitude(acc, unsafe { s.load(chunk.as_ptr()) });
+        }
+        let largest = f32::from_bits(s.reduce_max_i32(acc) as u32);
+        let (scale, inverse) = if !largest.is_finite() {
+            (f32::NAN, 0.0)
+        } else if largest < SMALLEST_MAX {
+            (1.0, 0.0)
+        } else {
+            (largest / 127.0, 127.0 / largest)
+        };
+        // SAFETY: the row is this thread's, and its bytes are padded to whole vectors.
+        unsafe {
+            self.scales.write(row, scale);
+            let out = self.data.at(row * self.stride);
+            for (tile, chunk) in values.chunks_exact(LANES).enumerate() {
+                let q = if inverse == 0.0 {
+                    s.zero_i32()
+                } else {
+                    s.round(s.mul(s.load(chunk.as_ptr()), s.splat(inverse)))
+                };
+                s.store_i8(out.add(tile * LANES), q, true);
+            }
+        }
+    }
+}

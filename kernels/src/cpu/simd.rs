@@ -1,0 +1,152 @@
+//! The vector vocabulary of the CPU algorithms: sixteen virtual lanes on every instruction set.
+//!
+//! An algorithm is written once over [`Simd`]; sixteen lanes whatever the register width make every level
+//! compute the same bits. All methods are `#[inline(always)]` so that they melt into the one function per
+//! level that enables its features (`table.rs`).
+
+use crate::reference::elementwise::{EXP_HIGHEST, EXP_LOWEST, EXP_POLYNOMIAL, LN_2_HIGH, LN_2_LOW};
+
+/// Operations on sixteen f32 (`F`) or i32 (`I`) lanes. A value of the implementing type is the proof that
+/// the CPU has the instructions.
+pub(crate) trait Simd: Copy + Send + Sync + 'static {
+    /// Sixteen f32.
+    type F: Copy;
+    /// Sixteen i32.
+    type I: Copy;
+    /// Sixteen lanes of four INT8 weights, ready for [`Simd::dot`].
+    type Quads: Copy;
+    /// Four INT8 activations, repeated for every lane.
+    type Four: Copy;
+    /// Partial sums of [`Simd::dot`].
+    type Acc: Copy;
+
+    /// Whether thirty-two wide registers are there: how large a block of outputs may be.
+    const WIDE: bool;
+    /// What activations are XORed with in memory: 0x80 where the dot product takes them unsigned.
+    const BIAS: u8;
+
+    fn splat(self, x: f32) -> Self::F;
+    /// # Safety
+    /// Sixteen f32 must be readable.
+    unsafe fn load(self, p: *const f32) -> Self::F;
+    /// # Safety
+    /// Sixteen f32 must be writable.
+    unsafe fn store(self, p: *mut f32, v: Self::F);
+    /// # Safety
+    /// Sixteen bf16 must be readable.
+    unsafe fn load_bf16(self, p: *const u16) -> Self::F;
+    /// Rounds half to even; a NaN stays one.
+    /// # Safety
+    /// Sixteen bf16 must be writable.
+    unsafe fn store_bf16(self, p: *mut u16, v: Self::F);
+    /// # Safety
+    /// Sixteen f16 must be readable.
+    unsafe fn load_f16(self, p: *const u16) -> Self::F;
+    /// Rounds half to even.
+    /// # Safety
+    /// Sixteen f16 must be writable.
+    unsafe fn store_f16(self, p: *mut u16, v: Self::F);
+    /// Sixteen pairs of bf16: the first and the second of each.
+    /// # Safety
+    /// 64 bytes must be readable.
+    unsafe fn load_bf16_pairs(self, p: *const u8) -> [Self::F; 2];
+    /// Sixteen quads of INT8 as floats: first, second, third, fourth of each.
+    /// # Safety
+    /// 64 bytes must be readable.
+    unsafe fn load_quads_f32(self, p: *const u8) -> [Self::F; 4];
+    /// Sixteen octets of nibbles (value + 8) as floats: low nibbles are 0..4, high nibbles 4..8.
+    /// # Safety
+    /// 64 bytes must be readable.
+    unsafe fn load_octets_f32(self, p: *const u8) -> [Self::F; 8];
+
+    fn add(self, a: Self::F, b: Self::F) -> Self::F;
+    fn sub(self, a: Self::F, b: Self::F) -> Self::F;
+    fn mul(self, a: Self::F, b: Self::F) -> Self::F;
+    fn div(self, a: Self::F, b: Self::F) -> Self::F;
+    /// `a * b + c`, rounded once.
+    fn fma(self, a: Self::F, b: Self::F, c: Self::F) -> Self::F;
+    /// The larger; what it gives for a NaN is not defined.
+    fn max(self, a: Self::F, b: Self::F) -> Self::F;
+    fn abs(self, a: Self::F) -> Self::F;
+    /// `if a < b { yes } else { no }`, lane by lane; a NaN compares false.
+    fn select_lt(self, a: Self::F, b: Self::F, yes: Self::F, no: Self::F) -> Self::F;
+    /// Rounds half to even; values beyond i32 give any integer.
+    fn round(self, a: Self::F) -> Self::I;
+    fn to_f32(self, a: Self::I) -> Self::F;
+    /// 2^n for n in -126..=127; anything for other n.
+    fn pow2(self, n: Self::I) -> Self::F;
+    /// The sum of the lanes: lane l += lane l + 8, then + 4, + 2, + 1.
+    fn reduce_add(self, a: Self::F) -> f32;
+
+    fn zero_i32(self) -> Self::I;
+    /// The larger of `acc` and the magnitude bits of `v`: orders finite < Inf < NaN.
+    fn max_magnitude(self, acc: Self::I, v: Self::F) -> Self::I;
+    fn reduce_max_i32(self, a: Self::I) -> i32;
+    /// # Safety
+    /// Sixteen i32 must be writable.
+    unsafe fn store_i32(self, p: *mut i32, v: Self::I);
+    /// Clamps to -127..=127, XORs with [`Simd::BIAS`] when `biased`, and writes sixteen bytes.
+    /// # Safety
+    /// Sixteen bytes must be writable.
+    unsafe fn store_i8(self, p: *mut u8, v: Self::I, biased: bool);
+
+    /// # Safety
+    /// 64 bytes must be readable.
+    unsafe fn load_quads(self, p: *const u8) -> Self::Quads;
+    /// Low nibbles (columns 0..4) and high nibbles (columns 4..8), 8 taken off.
+    /// # Safety
+    /// 64 bytes must be readable.
+    unsafe fn load_octets(self, p: *const u8) -> [Self::Quads; 2];
+    /// Four activations as they are stored (with [`Simd::BIAS`]).
+    /// # Safety
+    /// Four bytes must be readable.
+    unsafe fn load_four(self, p: *const u8) -> Self::Four;
+    fn zero_acc(self) -> Self::Acc;
+    /// Adds the four products of each lane, exactly.
+    fn dot(self, acc: Self::Acc, weights: Self::Quads, four: Self::Four) -> Self::Acc;
+    /// The sums; `weight_sums` undoes the bias: 16 sums of the weights that were multiplied.
+    /// # Safety
+    /// Sixteen i32 must be readable.
+    unsafe fn finish(self, acc: Self::Acc, weight_sums: *const i32) -> Self::I;
+}
+
+/// Work that is compiled once per instruction set.
+pub(crate) trait Kernel {
+    /// What it gives.
+    type Output;
+
+    /// The work. Implementations are `#[inline(always)]`.
+    fn run<S: Simd>(self, s: S) -> Self::Output;
+}
+
+/// Lanes of a virtual vector.
+pub(crate) const LANES: usize = 16;
+
+/// `e^x` as `docs/numerics.md` defines it.
+#[inline(always)]
+pub(crate) fn exp<S: Simd>(s: S, x: S::F) -> S::F {
+    let n = s.round(s.mul(x, s.splat(std::f32::consts::LOG2_E)));
+    let nf = s.to_f32(n);
+    let r = s.fma(nf, s.splat(-LN_2_HIGH), x);
+    let r = s.fma(nf, s.splat(-LN_2_LOW), r);
+    let mut p = s.splat(EXP_POLYNOMIAL[0]);
+    for &coefficient in &EXP_POLYNOMIAL[1..] {
+        p = s.fma(p, r, s.splat(coefficient));
+    }
+    let y = s.add(s.fma(p, s.mul(r, r), r), s.splat(1.0));
+    let y = s.mul(y, s.pow2(n));
+    let y = s.select_lt(s.splat(EXP_HIGHEST), x, s.splat(f32::INFINITY), y);
+    s.select_lt(x, s.splat(EXP_LOWEST), s.splat(0.0), y)
+}
+
+/// `-x`, of zeros too.
+#[inline(always)]
+pub(crate) fn negate<S: Simd>(s: S, x: S::F) -> S::F {
+    s.sub(s.splat(-0.0), x)
+}
+
+/// `x / (1 + e^-x)`.
+#[inline(always)]
+pub(crate) fn silu<S: Simd>(s: S, x: S::F) -> S::F {
+    s.div(x, s.add(s.splat(1.0), exp(s, negate(s, x))))
+}

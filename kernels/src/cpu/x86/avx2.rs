@@ -1,0 +1,409 @@
+//! AVX2 with FMA and F16C: sixteen lanes in two registers. With `VNNI`, the dot product of AVX-VNNI.
+#![expect(
+    clippy::undocumented_unsafe_blocks,
+    reason = "one proof for the file: a value of `Avx2` exists only inside `run`, whose features are those \
+              of every intrinsic here; pointers are the caller's promise, as each method says"
+)]
+
+use std::arch::x86_64::*;
+
+use crate::cpu::simd::{Kernel, Simd};
+
+/// Runs `kernel` with AVX2.
+///
+/// # Safety
+/// The CPU must have AVX2, FMA and F16C.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(crate) unsafe fn run<K: Kernel>(kernel: K) -> K::Output {
+    kernel.run(Avx2::<false>(()))
+}
+
+/// The vector operations of AVX2; `VNNI` takes the dot product of AVX-VNNI.
+#[derive(Clone, Copy)]
+pub(crate) struct Avx2<const VNNI: bool>(pub(super) ());
+
+type F = [__m256; 2];
+type I = [__m256i; 2];
+
+impl<const VNNI: bool> Avx2<VNNI> {
+    #[inline(always)]
+    fn widen_bf16(self, v: __m256i) -> F {
+        unsafe {
+            let low = _mm256_cvtepu16_epi32(_mm256_castsi256_si128(v));
+            let high = _mm256_cvtepu16_epi32(_mm256_extracti128_si256::<1>(v));
+            [low, high].map(|half| _mm256_castsi256_ps(_mm256_slli_epi32::<16>(half)))
+        }
+    }
+
+    #[inline(always)]
+    fn narrow_bf16(self, v: __m256) -> __m256i {
+        unsafe {
+            let bits = _mm256_castps_si256(v);
+            let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
+            let rounded = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+            let nan = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(v, v));
+            let quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x0040_0000));
+            _mm256_srli_epi32::<16>(_mm256_blendv_epi8(rounded, quiet, nan))
+        }
+    }
+
+    #[inline(always)]
+    fn byte_to_f32<const LEFT: i32>(self, v: __m256i) -> __m256 {
+        unsafe { _mm256_cvtepi32_ps(_mm256_srai_epi32::<24>(_mm256_slli_epi32::<LEFT>(v))) }
+    }
+
+    /// Nibbles of the four bytes of each lane, less 8.
+    #[inline(always)]
+    fn nibbles(self, v: __m256i) -> [__m256i; 2] {
+        unsafe {
+            let mask = _mm256_set1_epi8(15);
+            let eight = _mm256_set1_epi8(8);
+            let low = _mm256_and_si256(v, mask);
+            let high = _mm256_and_si256(_mm256_srli_epi16::<4>(v), mask);
+            [_mm256_sub_epi8(low, eight), _mm256_sub_epi8(high, eight)]
+        }
+    }
+
+    /// Eight lanes of four bytes as the dot product wants them.
+    #[inline(always)]
+    fn quads(self, low: __m256i, high: __m256i) -> [__m256i; 4] {
+        if VNNI {
+            return [low, high, low, high];
+        }
+        unsafe {
+            [
+                _mm256_cvtepi8_epi16(_mm256_castsi256_si128(low)),
+                _mm256_cvtepi8_epi16(_mm256_extracti128_si256::<1>(low)),
+                _mm256_cvtepi8_epi16(_mm256_castsi256_si128(high)),
+                _mm256_cvtepi8_epi16(_mm256_extracti128_si256::<1>(high)),
+            ]
+        }
+    }
+
+    /// Sums neighbouring pairs of two registers into eight lanes in order.
+    #[inline(always)]
+    fn pair_sums(self, a: __m256i, b: __m256i) -> __m256i {
+        unsafe { _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_hadd_epi32(a, b)) }
+    }
+}
+
+impl<const VNNI: bool> Simd for Avx2<VNNI> {
+    type F = F;
+    type I = I;
+    type Quads = [__m256i; 4];
+    type Four = __m256i;
+    type Acc = [__m256i; 4];
+
+    const WIDE: bool = false;
+    const BIAS: u8 = if VNNI { 0x80 } else { 0 };
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> F {
+        unsafe { [_mm256_set1_ps(x); 2] }
+    }
+
+    #[inline(always)]
+    unsafe fn load(self, p: *const f32) -> F {
+        unsafe { [_mm256_loadu_ps(p), _mm256_loadu_ps(p.add(8))] }
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, p: *mut f32, v: F) {
+        unsafe {
+            _mm256_storeu_ps(p, v[0]);
+            _mm256_storeu_ps(p.add(8), v[1]);
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_bf16(self, p: *const u16) -> F {
+        unsafe { self.widen_bf16(_mm256_loadu_si256(p.cast())) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_bf16(self, p: *mut u16, v: F) {
+        unsafe {
+            let packed = _mm256_packus_epi32(self.narrow_bf16(v[0]), self.narrow_bf16(v[1]));
+            _mm256_storeu_si256(p.cast(), _mm256_permute4x64_epi64::<0b11_01_10_00>(packed));
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_f16(self, p: *const u16) -> F {
+        unsafe {
+            [
+                _mm256_cvtph_ps(_mm_loadu_si128(p.cast())),
+                _mm256_cvtph_ps(_mm_loadu_si128(p.add(8).cast())),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn store_f16(self, p: *mut u16, v: F) {
+        unsafe {
+            _mm_storeu_si128(p.cast(), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v[0]));
+            _mm_storeu_si128(
+                p.add(8).cast(),
+                _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v[1]),
+            );
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_bf16_pairs(self, p: *const u8) -> [F; 2] {
+        unsafe {
+            let v = [
+                _mm256_loadu_si256(p.cast()),
+                _mm256_loadu_si256(p.add(32).cast()),
+            ];
+            let high = _mm256_set1_epi32(0xffff_0000_u32 as i32);
+            [
+                v.map(|v| _mm256_castsi256_ps(_mm256_slli_epi32::<16>(v))),
+                v.map(|v| _mm256_castsi256_ps(_mm256_and_si256(v, high))),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_quads_f32(self, p: *const u8) -> [F; 4] {
+        let [a, b] = unsafe {
+            [
+                _mm256_loadu_si256(p.cast()),
+                _mm256_loadu_si256(p.add(32).cast()),
+            ]
+        };
+        [
+            [self.byte_to_f32::<24>(a), self.byte_to_f32::<24>(b)],
+            [self.byte_to_f32::<16>(a), self.byte_to_f32::<16>(b)],
+            [self.byte_to_f32::<8>(a), self.byte_to_f32::<8>(b)],
+            [self.byte_to_f32::<0>(a), self.byte_to_f32::<0>(b)],
+        ]
+    }
+
+    #[inline(always)]
+    unsafe fn load_octets_f32(self, p: *const u8) -> [F; 8] {
+        let [a, b] = unsafe {
+            [
+                _mm256_loadu_si256(p.cast()),
+                _mm256_loadu_si256(p.add(32).cast()),
+            ]
+        };
+        let ([a, c], [b, d]) = (self.nibbles(a), self.nibbles(b));
+        [
+            [self.byte_to_f32::<24>(a), self.byte_to_f32::<24>(b)],
+            [self.byte_to_f32::<16>(a), self.byte_to_f32::<16>(b)],
+            [self.byte_to_f32::<8>(a), self.byte_to_f32::<8>(b)],
+            [self.byte_to_f32::<0>(a), self.byte_to_f32::<0>(b)],
+            [self.byte_to_f32::<24>(c), self.byte_to_f32::<24>(d)],
+            [self.byte_to_f32::<16>(c), self.byte_to_f32::<16>(d)],
+            [self.byte_to_f32::<8>(c), self.byte_to_f32::<8>(d)],
+            [self.byte_to_f32::<0>(c), self.byte_to_f32::<0>(d)],
+        ]
+    }
+
+    #[inline(always)]
+    fn add(self, a: F, b: F) -> F {
+        unsafe { [_mm256_add_ps(a[0], b[0]), _mm256_add_ps(a[1], b[1])] }
+    }
+
+    #[inline(always)]
+    fn sub(self, a: F, b: F) -> F {
+        unsafe { [_mm256_sub_ps(a[0], b[0]), _mm256_sub_ps(a[1], b[1])] }
+    }
+
+    #[inline(always)]
+    fn mul(self, a: F, b: F) -> F {
+        unsafe { [_mm256_mul_ps(a[0], b[0]), _mm256_mul_ps(a[1], b[1])] }
+    }
+
+    #[inline(always)]
+    fn div(self, a: F, b: F) -> F {
+        unsafe { [_mm256_div_ps(a[0], b[0]), _mm256_div_ps(a[1], b[1])] }
+    }
+
+    #[inline(always)]
+    fn fma(self, a: F, b: F, c: F) -> F {
+        unsafe {
+            [
+                _mm256_fmadd_ps(a[0], b[0], c[0]),
+                _mm256_fmadd_ps(a[1], b[1], c[1]),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    fn max(self, a: F, b: F) -> F {
+        unsafe { [_mm256_max_ps(a[0], b[0]), _mm256_max_ps(a[1], b[1])] }
+    }
+
+    #[inline(always)]
+    fn abs(self, a: F) -> F {
+        unsafe {
+            let sign = _mm256_set1_ps(-0.0);
+            [_mm256_andnot_ps(sign, a[0]), _mm256_andnot_ps(sign, a[1])]
+        }
+    }
+
+    #[inline(always)]
+    fn select_lt(self, a: F, b: F, yes: F, no: F) -> F {
+        unsafe {
+            [
+                _mm256_blendv_ps(no[0], yes[0], _mm256_cmp_ps::<_CMP_LT_OQ>(a[0], b[0])),
+                _mm256_blendv_ps(no[1], yes[1], _mm256_cmp_ps::<_CMP_LT_OQ>(a[1], b[1])),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    fn round(self, a: F) -> I {
+        unsafe { [_mm256_cvtps_epi32(a[0]), _mm256_cvtps_epi32(a[1])] }
+    }
+
+    #[inline(always)]
+    fn to_f32(self, a: I) -> F {
+        unsafe { [_mm256_cvtepi32_ps(a[0]), _mm256_cvtepi32_ps(a[1])] }
+    }
+
+    #[inline(always)]
+    fn pow2(self, n: I) -> F {
+        unsafe {
+            let bias = _mm256_set1_epi32(127);
+            [
+                _mm256_castsi256_ps(_mm256_slli_epi32::<23>(_mm256_add_epi32(n[0], bias))),
+                _mm256_castsi256_ps(_mm256_slli_epi32::<23>(_mm256_add_epi32(n[1], bias))),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    fn reduce_add(self, a: F) -> f32 {
+        unsafe {
+            let eight = _mm256_add_ps(a[0], a[1]);
+            let four = _mm_add_ps(
+                _mm256_castps256_ps128(eight),
+                _mm256_extractf128_ps::<1>(eight),
+            );
+            let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+            _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
+        }
+    }
+
+    #[inline(always)]
+    fn zero_i32(self) -> I {
+        unsafe { [_mm256_setzero_si256(); 2] }
+    }
+
+    #[inline(always)]
+    fn max_magnitude(self, acc: I, v: F) -> I {
+        unsafe {
+            let mask = _mm256_set1_epi32(0x7fff_ffff);
+            [
+                _mm256_max_epi32(acc[0], _mm256_and_si256(_mm256_castps_si256(v[0]), mask)),
+                _mm256_max_epi32(acc[1], _mm256_and_si256(_mm256_castps_si256(v[1]), mask)),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    fn reduce_max_i32(self, a: I) -> i32 {
+        let mut lanes = [0_i32; 16];
+        unsafe { self.store_i32(lanes.as_mut_ptr(), a) };
+        lanes.iter().fold(i32::MIN, |m, &x| m.max(x))
+    }
+
+    #[inline(always)]
+    unsafe fn store_i32(self, p: *mut i32, v: I) {
+        unsafe {
+            _mm256_storeu_si256(p.cast(), v[0]);
+            _mm256_storeu_si256(p.add(8).cast(), v[1]);
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn store_i8(self, p: *mut u8, v: I, biased: bool) {
+        unsafe {
+            let (low, high) = (_mm256_set1_epi32(-127), _mm256_set1_epi32(127));
+            let v = v.map(|v| _mm256_min_epi32(_mm256_max_epi32(v, low), high));
+            let words = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packs_epi32(v[0], v[1]));
+            let bytes = _mm_packs_epi16(
+                _mm256_castsi256_si128(words),
+                _mm256_extracti128_si256::<1>(words),
+            );
+            let bias = if biased { Self::BIAS } else { 0 };
+            _mm_storeu_si128(p.cast(), _mm_xor_si128(bytes, _mm_set1_epi8(bias as i8)));
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_quads(self, p: *const u8) -> [__m256i; 4] {
+        unsafe {
+            self.quads(
+                _mm256_loadu_si256(p.cast()),
+                _mm256_loadu_si256(p.add(32).cast()),
+            )
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_octets(self, p: *const u8) -> [[__m256i; 4]; 2] {
+        let [a, b] = unsafe {
+            [
+                _mm256_loadu_si256(p.cast()),
+                _mm256_loadu_si256(p.add(32).cast()),
+            ]
+        };
+        let ([a, c], [b, d]) = (self.nibbles(a), self.nibbles(b));
+        [self.quads(a, b), self.quads(c, d)]
+    }
+
+    #[inline(always)]
+    unsafe fn load_four(self, p: *const u8) -> __m256i {
+        unsafe {
+            let four = p.cast::<i32>().read_unaligned();
+            if VNNI {
+                return _mm256_set1_epi32(four);
+            }
+            let words = _mm_cvtepi8_epi16(_mm_cvtsi32_si128(four));
+            _mm256_broadcastq_epi64(words)
+        }
+    }
+
+    #[inline(always)]
+    fn zero_acc(self) -> [__m256i; 4] {
+        unsafe { [_mm256_setzero_si256(); 4] }
+    }
+
+    #[inline(always)]
+    fn dot(self, acc: [__m256i; 4], weights: [__m256i; 4], four: __m256i) -> [__m256i; 4] {
+        unsafe {
+            if VNNI {
+                return super::avx_vnni::dot(acc, weights, four);
+            }
+            [
+                _mm256_add_epi32(acc[0], _mm256_madd_epi16(weights[0], four)),
+                _mm256_add_epi32(acc[1], _mm256_madd_epi16(weights[1], four)),
+                _mm256_add_epi32(acc[2], _mm256_madd_epi16(weights[2], four)),
+                _mm256_add_epi32(acc[3], _mm256_madd_epi16(weights[3], four)),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn finish(self, acc: [__m256i; 4], weight_sums: *const i32) -> I {
+        if !VNNI {
+            return [
+                self.pair_sums(acc[0], acc[1]),
+                self.pair_sums(acc[2], acc[3]),
+            ];
+        }
+        unsafe {
+            // The activations were taken as q + 128: take 128 times the sum of the weights off.
+            let low = _mm256_slli_epi32::<7>(_mm256_loadu_si256(weight_sums.cast()));
+            let high = _mm256_slli_epi32::<7>(_mm256_loadu_si256(weight_sums.add(8).cast()));
+            [
+                _mm256_sub_epi32(acc[0], low),
+                _mm256_sub_epi32(acc[1], high),
+            ]
+        }
+    }
+}

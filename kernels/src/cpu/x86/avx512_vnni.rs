@@ -1,0 +1,278 @@
+//! AVX-512 with VNNI: sixteen lanes in one register.
+#![expect(
+    clippy::undocumented_unsafe_blocks,
+    reason = "one proof for the file: a value of `Avx512` exists only inside `run`, whose features are \
+              those of every intrinsic here; pointers are the caller's promise, as each method says"
+)]
+
+use std::arch::x86_64::*;
+
+use crate::cpu::simd::{Kernel, Simd};
+
+/// Runs `kernel` with AVX-512 VNNI.
+///
+/// # Safety
+/// The CPU must have AVX-512 F, BW, DQ, VL and VNNI, and AVX2, FMA and F16C.
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+pub(crate) unsafe fn run<K: Kernel>(kernel: K) -> K::Output {
+    kernel.run(Avx512(()))
+}
+
+/// The vector operations of AVX-512.
+#[derive(Clone, Copy)]
+pub(crate) struct Avx512(());
+
+impl Avx512 {
+    #[inline(always)]
+    fn byte_to_f32<const LEFT: u32>(self, v: __m512i) -> __m512 {
+        unsafe { _mm512_cvtepi32_ps(_mm512_srai_epi32::<24>(_mm512_slli_epi32::<LEFT>(v))) }
+    }
+
+    #[inline(always)]
+    fn nibbles(self, v: __m512i) -> [__m512i; 2] {
+        unsafe {
+            let (mask, eight) = (_mm512_set1_epi8(15), _mm512_set1_epi8(8));
+            let low = _mm512_and_si512(v, mask);
+            let high = _mm512_and_si512(_mm512_srli_epi16::<4>(v), mask);
+            [_mm512_sub_epi8(low, eight), _mm512_sub_epi8(high, eight)]
+        }
+    }
+}
+
+impl Simd for Avx512 {
+    type F = __m512;
+    type I = __m512i;
+    type Quads = __m512i;
+    type Four = __m512i;
+    type Acc = __m512i;
+
+    const WIDE: bool = true;
+    const BIAS: u8 = 0x80;
+
+    #[inline(always)]
+    fn splat(self, x: f32) -> __m512 {
+        unsafe { _mm512_set1_ps(x) }
+    }
+
+    #[inline(always)]
+    unsafe fn load(self, p: *const f32) -> __m512 {
+        unsafe { _mm512_loadu_ps(p) }
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, p: *mut f32, v: __m512) {
+        unsafe { _mm512_storeu_ps(p, v) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_bf16(self, p: *const u16) -> __m512 {
+        unsafe {
+            let wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast()));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn store_bf16(self, p: *mut u16, v: __m512) {
+        // Not the bf16 conversion instruction: it flushes subnormals.
+        unsafe {
+            let bits = _mm512_castps_si512(v);
+            let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
+            let rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+            let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(v, v);
+            let quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x0040_0000));
+            let narrow = _mm512_srli_epi32::<16>(_mm512_mask_mov_epi32(rounded, nan, quiet));
+            _mm256_storeu_si256(p.cast(), _mm512_cvtepi32_epi16(narrow));
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_f16(self, p: *const u16) -> __m512 {
+        unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(p.cast())) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_f16(self, p: *mut u16, v: __m512) {
+        unsafe {
+            _mm256_storeu_si256(p.cast(), _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v));
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_bf16_pairs(self, p: *const u8) -> [__m512; 2] {
+        unsafe {
+            let v = _mm512_loadu_si512(p.cast());
+            let high = _mm512_set1_epi32(0xffff_0000_u32 as i32);
+            [
+                _mm512_castsi512_ps(_mm512_slli_epi32::<16>(v)),
+                _mm512_castsi512_ps(_mm512_and_si512(v, high)),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_quads_f32(self, p: *const u8) -> [__m512; 4] {
+        let v = unsafe { _mm512_loadu_si512(p.cast()) };
+        [
+            self.byte_to_f32::<24>(v),
+            self.byte_to_f32::<16>(v),
+            self.byte_to_f32::<8>(v),
+            self.byte_to_f32::<0>(v),
+        ]
+    }
+
+    #[inline(always)]
+    unsafe fn load_octets_f32(self, p: *const u8) -> [__m512; 8] {
+        let [a, b] = self.nibbles(unsafe { _mm512_loadu_si512(p.cast()) });
+        [
+            self.byte_to_f32::<24>(a),
+            self.byte_to_f32::<16>(a),
+            self.byte_to_f32::<8>(a),
+            self.byte_to_f32::<0>(a),
+            self.byte_to_f32::<24>(b),
+            self.byte_to_f32::<16>(b),
+            self.byte_to_f32::<8>(b),
+            self.byte_to_f32::<0>(b),
+        ]
+    }
+
+    #[inline(always)]
+    fn add(self, a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_add_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn sub(self, a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_sub_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn mul(self, a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_mul_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn div(self, a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_div_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn fma(self, a: __m512, b: __m512, c: __m512) -> __m512 {
+        unsafe { _mm512_fmadd_ps(a, b, c) }
+    }
+
+    #[inline(always)]
+    fn max(self, a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_max_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn abs(self, a: __m512) -> __m512 {
+        unsafe { _mm512_abs_ps(a) }
+    }
+
+    #[inline(always)]
+    fn select_lt(self, a: __m512, b: __m512, yes: __m512, no: __m512) -> __m512 {
+        unsafe { _mm512_mask_mov_ps(no, _mm512_cmp_ps_mask::<_CMP_LT_OQ>(a, b), yes) }
+    }
+
+    #[inline(always)]
+    fn round(self, a: __m512) -> __m512i {
+        unsafe { _mm512_cvtps_epi32(a) }
+    }
+
+    #[inline(always)]
+    fn to_f32(self, a: __m512i) -> __m512 {
+        unsafe { _mm512_cvtepi32_ps(a) }
+    }
+
+    #[inline(always)]
+    fn pow2(self, n: __m512i) -> __m512 {
+        unsafe {
+            _mm512_castsi512_ps(_mm512_slli_epi32::<23>(_mm512_add_epi32(
+                n,
+                _mm512_set1_epi32(127),
+            )))
+        }
+    }
+
+    #[inline(always)]
+    fn reduce_add(self, a: __m512) -> f32 {
+        unsafe {
+            let high = _mm512_extractf32x8_ps::<1>(a);
+            let eight = _mm256_add_ps(_mm512_castps512_ps256(a), high);
+            let four = _mm_add_ps(
+                _mm256_castps256_ps128(eight),
+                _mm256_extractf128_ps::<1>(eight),
+            );
+            let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+            _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
+        }
+    }
+
+    #[inline(always)]
+    fn zero_i32(self) -> __m512i {
+        unsafe { _mm512_setzero_si512() }
+    }
+
+    #[inline(always)]
+    fn max_magnitude(self, acc: __m512i, v: __m512) -> __m512i {
+        unsafe { _mm512_max_epi32(acc, _mm512_castps_si512(_mm512_abs_ps(v))) }
+    }
+
+    #[inline(always)]
+    fn reduce_max_i32(self, a: __m512i) -> i32 {
+        unsafe { _mm512_reduce_max_epi32(a) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_i32(self, p: *mut i32, v: __m512i) {
+        unsafe { _mm512_storeu_si512(p.cast(), v) }
+    }
+
+    #[inline(always)]
+    unsafe fn store_i8(self, p: *mut u8, v: __m512i, biased: bool) {
+        unsafe {
+            let (low, high) = (_mm512_set1_epi32(-127), _mm512_set1_epi32(127));
+            let bytes = _mm512_cvtepi32_epi8(_mm512_min_epi32(_mm512_max_epi32(v, low), high));
+            let bias = if biased { Self::BIAS } else { 0 };
+            _mm_storeu_si128(p.cast(), _mm_xor_si128(bytes, _mm_set1_epi8(bias as i8)));
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_quads(self, p: *const u8) -> __m512i {
+        unsafe { _mm512_loadu_si512(p.cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_octets(self, p: *const u8) -> [__m512i; 2] {
+        self.nibbles(unsafe { _mm512_loadu_si512(p.cast()) })
+    }
+
+    #[inline(always)]
+    unsafe fn load_four(self, p: *const u8) -> __m512i {
+        unsafe { _mm512_set1_epi32(p.cast::<i32>().read_unaligned()) }
+    }
+
+    #[inline(always)]
+    fn zero_acc(self) -> __m512i {
+        unsafe { _mm512_setzero_si512() }
+    }
+
+    #[inline(always)]
+    fn dot(self, acc: __m512i, weights: __m512i, four: __m512i) -> __m512i {
+        unsafe { _mm512_dpbusd_epi32(acc, four, weights) }
+    }
+
+    #[inline(always)]
+    unsafe fn finish(self, acc: __m512i, weight_sums: *const i32) -> __m512i {
+        // The activations were taken as q + 128: take 128 times the sum of the weights off.
+        unsafe {
+            _mm512_sub_epi32(
+                acc,
+                _mm512_slli_epi32::<7>(_mm512_loadu_si512(weight_sums.cast())),
+            )
+        }
+    }
+}

@@ -1,0 +1,33 @@
+//! AVX-VNNI: AVX2 with a four-way byte dot product.
+
+use std::arch::x86_64::{__m256i, _mm256_dpbusd_avx_epi32};
+
+use super::avx2::Avx2;
+use crate::cpu::simd::Kernel;
+
+/// Runs `kernel` with AVX2 and AVX-VNNI.
+///
+/// # Safety
+/// The CPU must have AVX2, FMA, F16C and AVX-VNNI.
+#[target_feature(enable = "avx2,fma,f16c,avxvnni")]
+pub(crate) unsafe fn run<K: Kernel>(kernel: K) -> K::Output {
+    kernel.run(Avx2::<true>(()))
+}
+
+/// Adds the dot products of unsigned activations and signed weights. Sixteen lanes are two registers; the
+/// other two of the common layout repeat them and are not touched.
+///
+/// # Safety
+/// The CPU must have AVX-VNNI.
+#[inline(always)]
+pub(super) unsafe fn dot(acc: [__m256i; 4], weights: [__m256i; 4], four: __m256i) -> [__m256i; 4] {
+    // SAFETY: the caller promises AVX-VNNI.
+    unsafe {
+        [
+            _mm256_dpbusd_avx_epi32(acc[0], four, weights[0]),
+            _mm256_dpbusd_avx_epi32(acc[1], four, weights[1]),
+            acc[2],
+            acc[3],
+        ]
+    }
+}
