@@ -6,7 +6,7 @@ import sys
 
 from common import MANIFEST, manifest_lines
 
-PARTS = ["models"]
+PARTS = ["models", "tokenizer_files"]
 
 
 def main(arguments):

@@ -46,12 +46,13 @@ def normal(rng, shape, deviation):
     return torch.from_numpy((rng.standard_normal(shape) * deviation).astype(np.float32))
 
 
-def record_difference(name, differences):
+def record_difference(name, margin, differences):
     """Adds the distances of fixture `name` to DIFFERENCES.json."""
     known = json.loads(DIFFERENCES.read_text()) if DIFFERENCES.exists() else {}
-    known[name] = differences
+    known[name] = {"rounding_margin": float(f"{margin:.3g}")} | differences
     write_json(DIFFERENCES, dict(sorted(known.items())))
-    print(f"{name}: " + "  ".join(f"{k} {v['max_abs']:.1e}/{v['largest']:.1f}" for k, v in differences.items()))
+    worst = max(v["max_abs"] / v["largest"] for v in differences.values())
+    print(f"{name}: f32 within {worst:.1e} of f64, rounding margin {margin:.1e}", flush=True)
 
 
 def difference(tested, exact):

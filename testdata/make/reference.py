@@ -32,7 +32,7 @@ def run(model, ids):
     return model(ids[None], use_cache=False).logits[0].float()
 
 
-def expected(name, config_folder, tensors, ids, schemes=tuple(SCHEMES)):
+def expected(name, config_folder, tensors, ids, schemes, margin):
     """The tensors of `expected.safetensors`, with the distances to f64 recorded under `name`."""
     config = json.loads((config_folder / "config.json").read_text())
     stored = {k: v.float() for k, v in tensors.items()}
@@ -45,7 +45,7 @@ def expected(name, config_folder, tensors, ids, schemes=tuple(SCHEMES)):
         apart[key] = difference(out[key], Plain(config, stored, scheme).logits(ids[None])[0])
     for key, value in apart.items():
         assert value["max_abs"] <= value["largest"] * FLOAT_SHARE, (name, key, value)
-    record_difference(name, apart)
+    record_difference(name, margin, apart)
     return out
 
 
@@ -73,6 +73,5 @@ def choose_ids(seed, count, limit, config, tensors, schemes):
 def write_expected(name, path, config_folder, tensors, seed, count, limit, schemes=tuple(SCHEMES)):
     config = json.loads((config_folder / "config.json").read_text())
     ids, margin = choose_ids(seed, count, limit, config, tensors, schemes)
-    print(f"{name}: no activation within {margin:.1e} of a rounding border")
-    save_tensors(path, expected(name, config_folder, tensors, ids, schemes))
+    save_tensors(path, expected(name, config_folder, tensors, ids, schemes, margin))
     return ids
