@@ -34,7 +34,7 @@ def write_json(path, value):
 
 def save_tensors(path, tensors):
     """One metadata key only: the order of several is not fixed."""
-    tensors = {k: torch.as_tensor(v).contiguous() for k, v in tensors.items()}
+    tensors = {k: torch.as_tensor(v).clone().contiguous() for k, v in tensors.items()}
     save_file(tensors, path, metadata={"format": "pt"})
 
 
