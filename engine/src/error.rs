@@ -88,16 +88,31 @@ impl Error {
 
     /// An [`Error::File`] of `path`.
     pub fn file(path: impl AsRef<Path>, what: impl Into<String>) -> Self {
-        Self::File { path: path.as_ref().to_path_buf(), what: what.into() }
+        Self::File {
+            path: path.as_ref().to_path_buf(),
+            what: what.into(),
+        }
     }
 
     /// An [`Error::Config`] of `key` in `path`.
     pub fn config(path: impl AsRef<Path>, key: impl Into<String>, what: impl Into<String>) -> Self {
-        Self::Config { path: path.as_ref().to_path_buf(), key: key.into(), what: what.into() }
+        Self::Config {
+            path: path.as_ref().to_path_buf(),
+            key: key.into(),
+            what: what.into(),
+        }
     }
 
     /// An [`Error::Tensor`] of `tensor` in `path`.
-    pub fn tensor(path: impl AsRef<Path>, tensor: impl Into<String>, what: impl Into<String>) -> Self {
-        Self::Tensor { path: path.as_ref().to_path_buf(), tensor: tensor.into(), what: what.into() }
+    pub fn tensor(
+        path: impl AsRef<Path>,
+        tensor: impl Into<String>,
+        what: impl Into<String>,
+    ) -> Self {
+        Self::Tensor {
+            path: path.as_ref().to_path_buf(),
+            tensor: tensor.into(),
+            what: what.into(),
+        }
     }
 }

@@ -37,6 +37,9 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 impl Error {
     /// An [`Error::Shape`] of `op`.
     pub fn shape(op: &'static str, what: impl Into<String>) -> Self {
-        Self::Shape { op, what: what.into() }
+        Self::Shape {
+            op,
+            what: what.into(),
+        }
     }
 }

@@ -4,20 +4,31 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
+use serde::Deserialize;
+
 /// A token that stands beside the tokenizer's learnt vocabulary.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "the five marks of the file format"
+)]
 pub(crate) struct AddedToken {
     pub(crate) id: u32,
     pub(crate) content: String,
     /// A control token: it means something to the model and nothing to the reader.
+    #[serde(default)]
     pub(crate) special: bool,
     /// Looked for in the normalised text rather than in the text as it came.
+    #[serde(default)]
     pub(crate) normalized: bool,
     /// Takes the white space on its left with it.
+    #[serde(default)]
     pub(crate) lstrip: bool,
     /// Takes the white space on its right with it.
+    #[serde(default)]
     pub(crate) rstrip: bool,
     /// Counts only where it is not part of a longer word.
+    #[serde(default)]
     pub(crate) single_word: bool,
 }
 
@@ -47,7 +58,9 @@ impl AddedTokens {
                 continue;
             }
             added.by_id.insert(token.id, added.tokens.len());
-            added.by_content.insert(token.content.clone(), added.tokens.len());
+            added
+                .by_content
+                .insert(token.content.clone(), added.tokens.len());
             added.tokens.push(token);
         }
         for (index, token) in added.tokens.iter().enumerate() {
@@ -69,11 +82,15 @@ impl AddedTokens {
     }
 
     pub(crate) fn by_id(&self, id: u32) -> Option<&AddedToken> {
-        self.by_id.get(&id).and_then(|&index| self.tokens.get(index))
+        self.by_id
+            .get(&id)
+            .and_then(|&index| self.tokens.get(index))
     }
 
     pub(crate) fn by_content(&self, content: &str) -> Option<&AddedToken> {
-        self.by_content.get(content).and_then(|&index| self.tokens.get(index))
+        self.by_content
+            .get(content)
+            .and_then(|&index| self.tokens.get(index))
     }
 
     pub(crate) fn has_normalized(&self) -> bool {
@@ -117,7 +134,10 @@ impl AddedTokens {
             };
             let range = widen(text, token, range, end);
             (at, end) = (range.end, range.end);
-            found.push(Match { range, id: token.id });
+            found.push(Match {
+                range,
+                id: token.id,
+            });
         }
         found
     }
@@ -132,7 +152,10 @@ struct Patterns {
 impl Patterns {
     fn add(&mut self, index: usize, content: String) {
         if let Some(&first) = content.as_bytes().first() {
-            self.by_first_byte.entry(first).or_default().push((content, index));
+            self.by_first_byte
+                .entry(first)
+                .or_default()
+                .push((content, index));
         }
     }
 
@@ -182,7 +205,12 @@ mod tests {
     use super::*;
 
     fn token(id: u32, content: &str, special: bool) -> AddedToken {
-        AddedToken { id, content: content.to_owned(), special, ..AddedToken::default() }
+        AddedToken {
+            id,
+            content: content.to_owned(),
+            special,
+            ..AddedToken::default()
+        }
     }
 
     fn ids(found: &[Match]) -> Vec<(u32, Range<usize>)> {
@@ -192,10 +220,17 @@ mod tests {
     #[test]
     fn leftmost_longest_wins() {
         let added = AddedTokens::new(
-            vec![token(1, "<a>", true), token(2, "<a><b>", true), token(3, "b>", false)],
+            vec![
+                token(1, "<a>", true),
+                token(2, "<a><b>", true),
+                token(3, "b>", false),
+            ],
             str::to_owned,
         );
-        assert_eq!(ids(&added.find_raw("x<a><b><a>", |_| true)), [(2, 1..7), (1, 7..10)]);
+        assert_eq!(
+            ids(&added.find_raw("x<a><b><a>", |_| true)),
+            [(2, 1..7), (1, 7..10)]
+        );
         assert_eq!(ids(&added.find_raw("x<a><b><a>", |_| false)), [(3, 5..7)]);
     }
 
@@ -207,8 +242,14 @@ mod tests {
         let mut word = token(2, "day", false);
         word.single_word = true;
         let added = AddedTokens::new(vec![eats, word], str::to_owned);
-        assert_eq!(ids(&added.find_raw("a <m>  <m> b", |_| true)), [(1, 1..7), (1, 7..11)]);
-        assert_eq!(ids(&added.find_raw("monday day days", |_| true)), [(2, 7..10)]);
+        assert_eq!(
+            ids(&added.find_raw("a <m>  <m> b", |_| true)),
+            [(1, 1..7), (1, 7..11)]
+        );
+        assert_eq!(
+            ids(&added.find_raw("monday day days", |_| true)),
+            [(2, 7..10)]
+        );
     }
 
     #[test]

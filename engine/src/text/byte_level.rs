@@ -23,7 +23,10 @@ fn byte_of(character: char) -> Option<u8> {
 /// The character that stands for a byte.
 #[cfg(test)]
 pub(crate) fn character_of(byte: u8) -> char {
-    (0..0x144).filter_map(char::from_u32).find(|&c| byte_of(c) == Some(byte)).unwrap()
+    (0..0x144)
+        .filter_map(char::from_u32)
+        .find(|&c| byte_of(c) == Some(byte))
+        .unwrap()
 }
 
 #[cfg(test)]

@@ -47,7 +47,7 @@ pub enum Controls {
 pub struct Tokenizer {
     model: BPE,
     normalizer: Option<NormalizerWrapper>,
-    pre_tokenizer: Option<PreTokenizerWrapper>,
+    splitter: Option<PreTokenizerWrapper>,
     decoder: Option<DecoderWrapper>,
     byte_level: bool,
     added: AddedTokens,
@@ -94,11 +94,22 @@ impl Tokenizer {
     pub(crate) fn from_parts(parts: Parts) -> Self {
         let normalize = |text: &str| {
             let mut normalized = NormalizedString::from(text);
-            let done = parts.normalizer.as_ref().is_none_or(|n| n.normalize(&mut normalized).is_ok());
-            if done { normalized.get().to_owned() } else { text.to_owned() }
+            let done = parts
+                .normalizer
+                .as_ref()
+                .is_none_or(|n| n.normalize(&mut normalized).is_ok());
+            if done {
+                normalized.get().to_owned()
+            } else {
+                text.to_owned()
+            }
         };
         let added = AddedTokens::new(parts.added, normalize);
-        let largest = added.iter().map(|token| token.id).chain(parts.largest_id).max();
+        let largest = added
+            .iter()
+            .map(|token| token.id)
+            .chain(parts.largest_id)
+            .max();
         let byte_level = parts.decoder.as_ref().is_some_and(decodes_bytes)
             || (parts.decoder.is_none()
                 && parts.pre_tokenizer.as_ref().is_some_and(splits_to_bytes));
@@ -106,7 +117,7 @@ impl Tokenizer {
             vocab_size: largest.map_or(0, |id| id as usize + 1),
             model: parts.model,
             normalizer: parts.normalizer,
-            pre_tokenizer: parts.pre_tokenizer,
+            splitter: parts.pre_tokenizer,
             decoder: parts.decoder,
             byte_level,
             added,
@@ -130,7 +141,10 @@ impl Tokenizer {
     /// As [`Tokenizer::encode`].
     pub fn encode_prompt(&self, text: &str) -> Result<Vec<u32>> {
         let mut ids = self.encode(text, Controls::Recognised)?;
-        if let Some(bos) = self.bos().filter(|bos| self.add_bos && ids.first() != Some(bos)) {
+        if let Some(bos) = self
+            .bos()
+            .filter(|bos| self.add_bos && ids.first() != Some(bos))
+        {
             ids.insert(0, bos);
         }
         Ok(ids)
@@ -142,7 +156,8 @@ impl Tokenizer {
         text: &str,
         control: impl Fn(&Range<usize>) -> bool,
     ) -> Result<Vec<u32>> {
-        self.encode_steps(text, control).map_err(|e| Error::Tokenizer(e.to_string()))
+        self.encode_steps(text, control)
+            .map_err(|e| Error::Tokenizer(e.to_string()))
     }
 
     /// The order is that of the `tokenizers` crate: added tokens, normaliser, added tokens in
@@ -160,8 +175,8 @@ impl Tokenizer {
         if self.added.has_normalized() {
             pieces.split(|_, piece| Ok(cut(&piece, &self.added.find_normalized(piece.get()))))?;
         }
-        if let Some(pre_tokenizer) = &self.pre_tokenizer {
-            pre_tokenizer.pre_tokenize(&mut pieces)?;
+        if let Some(splitter) = &self.splitter {
+            splitter.pre_tokenize(&mut pieces)?;
         }
         pieces.tokenize(|piece| self.model.tokenize(piece.get()))?;
         let encoding = pieces.into_encoding(None, 0, OffsetType::None)?;
@@ -177,11 +192,16 @@ impl Tokenizer {
         match &self.decoder {
             Some(decoder) if !self.byte_level => {
                 let tokens = ids.iter().filter_map(|&id| self.token(id)).collect();
-                decoder.decode(tokens).map_err(|e| Error::Tokenizer(e.to_string()))
+                decoder
+                    .decode(tokens)
+                    .map_err(|e| Error::Tokenizer(e.to_string()))
             }
             _ => {
-                let bytes: Vec<u8> =
-                    ids.iter().filter_map(|&id| self.token_bytes(id)).flatten().collect();
+                let bytes: Vec<u8> = ids
+                    .iter()
+                    .filter_map(|&id| self.token_bytes(id))
+                    .flatten()
+                    .collect();
                 Ok(String::from_utf8_lossy(&bytes).into_owned())
             }
         }
@@ -236,19 +256,24 @@ impl Tokenizer {
 
     /// The texts of all control tokens.
     pub(crate) fn control_strings(&self) -> impl Iterator<Item = &str> {
-        self.added.iter().filter(|token| token.special).map(|token| token.content.as_str())
+        self.added
+            .iter()
+            .filter(|token| token.special)
+            .map(|token| token.content.as_str())
     }
 
     /// The begin-of-text token.
     #[must_use]
     pub fn bos(&self) -> Option<u32> {
-        self.named("bos_token").and_then(|token| self.token_id(token))
+        self.named("bos_token")
+            .and_then(|token| self.token_id(token))
     }
 
     /// The end-of-text token.
     #[must_use]
     pub fn eos(&self) -> Option<u32> {
-        self.named("eos_token").and_then(|token| self.token_id(token))
+        self.named("eos_token")
+            .and_then(|token| self.token_id(token))
     }
 
     /// Whether raw prompts begin with [`Tokenizer::bos`]. Never applies to rendered chats: there
@@ -261,12 +286,16 @@ impl Tokenizer {
     /// The text of a special token by its name in `tokenizer_config.json`, as in `bos_token`.
     #[must_use]
     pub fn named(&self, name: &str) -> Option<&str> {
-        self.named_tokens().find(|(key, _)| *key == name).map(|(_, token)| token)
+        self.named_tokens()
+            .find(|(key, _)| *key == name)
+            .map(|(_, token)| token)
     }
 
     /// All named special tokens, for the chat template.
     pub(crate) fn named_tokens(&self) -> impl Iterator<Item = (&str, &str)> {
-        self.named.iter().map(|(name, token)| (name.as_str(), token.as_str()))
+        self.named
+            .iter()
+            .map(|(name, token)| (name.as_str(), token.as_str()))
     }
 }
 
@@ -277,7 +306,8 @@ fn cut(piece: &NormalizedString, found: &[Match]) -> Vec<(NormalizedString, Opti
     let mut end = 0;
     for Match { range, id } in found {
         parts.extend(slice(end..range.start).map(|text| (text, None)));
-        let token = |text: &NormalizedString| Token::new(*id, text.get().to_owned(), (0, range.len()));
+        let token =
+            |text: &NormalizedString| Token::new(*id, text.get().to_owned(), (0, range.len()));
         parts.extend(slice(range.clone()).map(|text| {
             let tokens = vec![token(&text)];
             (text, Some(tokens))
@@ -307,5 +337,9 @@ fn splits_to_bytes(pre_tokenizer: &PreTokenizerWrapper) -> bool {
 /// The byte of a token such as `<0x0A>`.
 fn byte_of_fallback(token: &str) -> Option<u8> {
     let digits = token.strip_prefix("<0x")?.strip_suffix('>')?;
-    if digits.len() == 2 { u8::from_str_radix(digits, 16).ok() } else { None }
+    if digits.len() == 2 {
+        u8::from_str_radix(digits, 16).ok()
+    } else {
+        None
+    }
 }

@@ -47,28 +47,12 @@ pub(crate) fn read(folder: &Path) -> Result<Parts> {
 #[derive(Deserialize)]
 struct TokenizerJson {
     #[serde(default)]
-    added_tokens: Vec<AddedEntry>,
+    added_tokens: Vec<AddedToken>,
     normalizer: Option<NormalizerWrapper>,
     pre_tokenizer: Option<PreTokenizerWrapper>,
     post_processor: Option<Value>,
     decoder: Option<DecoderWrapper>,
     model: ModelEntry,
-}
-
-#[derive(Deserialize)]
-struct AddedEntry {
-    id: Option<u32>,
-    content: String,
-    #[serde(default)]
-    special: bool,
-    #[serde(default)]
-    normalized: bool,
-    #[serde(default)]
-    lstrip: bool,
-    #[serde(default)]
-    rstrip: bool,
-    #[serde(default)]
-    single_word: bool,
 }
 
 #[derive(Deserialize)]
@@ -94,7 +78,10 @@ struct ModelEntry {
 fn from_json(file: TokenizerJson, path: &Path) -> Result<Parts> {
     let kind = file.model.kind.as_deref().unwrap_or("BPE");
     if kind != "BPE" {
-        return Err(bad(path, format!("model.type is {kind:?}, only \"BPE\" is known")));
+        return Err(bad(
+            path,
+            format!("model.type is {kind:?}, only \"BPE\" is known"),
+        ));
     }
     let vocab = file.model.vocab.as_ref().map(|vocab| &vocab.0);
     let largest_id = vocab.and_then(|ids| ids.values().max().copied());
@@ -104,21 +91,38 @@ fn from_json(file: TokenizerJson, path: &Path) -> Result<Parts> {
         normalizer: file.normalizer,
         pre_tokenizer: file.pre_tokenizer,
         decoder: file.decoder,
-        added: added(file.added_tokens).map_err(|e| bad(path, e))?,
+        added: file.added_tokens,
         add_bos: bos.is_some(),
-        named: bos.map(|token| ("bos_token".to_owned(), token)).into_iter().collect(),
+        named: bos
+            .map(|token| ("bos_token".to_owned(), token))
+            .into_iter()
+            .collect(),
         largest_id,
     })
 }
 
 fn model(entry: ModelEntry) -> Result<BPE> {
     let refused = [
-        ("model.continuing_subword_prefix", entry.continuing_subword_prefix.unwrap_or_default()),
-        ("model.end_of_word_suffix", entry.end_of_word_suffix.unwrap_or_default()),
-        ("model.dropout", entry.dropout.filter(|&p| p != 0.0).map_or_else(String::new, |p| p.to_string())),
+        (
+            "model.continuing_subword_prefix",
+            entry.continuing_subword_prefix.unwrap_or_default(),
+        ),
+        (
+            "model.end_of_word_suffix",
+            entry.end_of_word_suffix.unwrap_or_default(),
+        ),
+        (
+            "model.dropout",
+            entry
+                .dropout
+                .filter(|&p| p != 0.0)
+                .map_or_else(String::new, |p| p.to_string()),
+        ),
     ];
     if let Some((key, value)) = refused.iter().find(|(_, value)| !value.is_empty()) {
-        return Err(Error::Tokenizer(format!("{key} is {value}, which is not supported")));
+        return Err(Error::Tokenizer(format!(
+            "{key} is {value}, which is not supported"
+        )));
     }
     let Some(VocabEntry(ids)) = entry.vocab else {
         return Err(Error::Tokenizer("model.vocab is missing".to_owned()));
@@ -133,28 +137,6 @@ fn model(entry: ModelEntry) -> Result<BPE> {
             .byte_fallback(entry.byte_fallback)
             .ignore_merges(entry.ignore_merges)
     })
-}
-
-fn added(entries: Vec<AddedEntry>) -> Result<Vec<AddedToken>> {
-    let token = |entry: AddedEntry| match entry.id {
-        Some(id) => Ok(entry.with_id(id)),
-        None => Err(Error::Tokenizer(format!("added token {:?} has no id", entry.content))),
-    };
-    entries.into_iter().map(token).collect()
-}
-
-impl AddedEntry {
-    fn with_id(self, id: u32) -> AddedToken {
-        AddedToken {
-            id,
-            content: self.content,
-            special: self.special,
-            normalized: self.normalized,
-            lstrip: self.lstrip,
-            rstrip: self.rstrip,
-            single_word: self.single_word,
-        }
-    }
 }
 
 /// The token that a post-processor puts in front of a single text.
@@ -218,37 +200,64 @@ fn family(folder: &Path, config: &Value) -> Result<Family> {
         });
     }
     let model = read_json::<Value>(&folder.join("config.json"))?.unwrap_or_default();
-    let kind = model.get("model_type").and_then(Value::as_str).unwrap_or_default();
+    let kind = model
+        .get("model_type")
+        .and_then(Value::as_str)
+        .unwrap_or_default();
     let qwen = kind.starts_with("qwen2") || kind.starts_with("qwen3");
     Ok(if qwen { Family::Qwen2 } else { Family::Gpt2 })
 }
 
 /// Tokens that only `tokenizer_config.json` or `added_tokens.json` know.
 fn add_from_config(parts: &mut Parts, folder: &Path, config: &Value) -> Result<()> {
-    if let Some(entries) = config.get("added_tokens_decoder").and_then(Value::as_object) {
+    if let Some(entries) = config
+        .get("added_tokens_decoder")
+        .and_then(Value::as_object)
+    {
         let path = folder.join("tokenizer_config.json");
         for (key, value) in entries {
-            let id = key.parse().map_err(|_| bad(&path, format!("added_tokens_decoder: {key:?} is not an id")))?;
-            let entry: AddedEntry = serde_json::from_value(value.clone())
-                .map_err(|e| bad(&path, format!("added_tokens_decoder.{key}: {e}")))?;
-            add(parts, entry.with_id(id));
+            let failed =
+                |what: &dyn fmt::Display| bad(&path, format!("added_tokens_decoder.{key}: {what}"));
+            let id: u32 = key.parse().map_err(|_| failed(&"the key is not an id"))?;
+            let mut entry = value.clone();
+            if let Some(entry) = entry.as_object_mut() {
+                entry.insert("id".to_owned(), id.into());
+            }
+            add(
+                parts,
+                serde_json::from_value(entry).map_err(|e| failed(&e))?,
+            );
         }
     }
     let path = folder.join("added_tokens.json");
-    let listed = read_json::<VocabEntry>(&path)?.map(|ids| ids.0).unwrap_or_default();
+    let listed = read_json::<VocabEntry>(&path)?
+        .map(|ids| ids.0)
+        .unwrap_or_default();
     let mut listed: Vec<_> = listed.into_iter().collect();
     listed.sort_by_key(|(_, id)| *id);
     for (content, id) in listed {
         // The file has no marks. Every such file seen lists control tokens and tags alike;
         // what looks like a control token is taken for one.
         let special = content.starts_with("<|") && content.ends_with("|>");
-        add(parts, AddedToken { id, content, special, ..AddedToken::default() });
+        add(
+            parts,
+            AddedToken {
+                id,
+                content,
+                special,
+                ..AddedToken::default()
+            },
+        );
     }
     Ok(())
 }
 
 fn add(parts: &mut Parts, token: AddedToken) {
-    if parts.added.iter().all(|known| known.content != token.content && known.id != token.id) {
+    if parts
+        .added
+        .iter()
+        .all(|known| known.content != token.content && known.id != token.id)
+    {
         parts.added.push(token);
     }
 }
@@ -256,7 +265,9 @@ fn add(parts: &mut Parts, token: AddedToken) {
 /// A token in a configuration: its text, or an object that holds the text.
 fn token_text(config: &Value, name: &str) -> Option<String> {
     let value = config.get(name)?;
-    let text = value.as_str().or_else(|| value.get("content").and_then(Value::as_str))?;
+    let text = value
+        .as_str()
+        .or_else(|| value.get("content").and_then(Value::as_str))?;
     Some(text.to_owned())
 }
 
@@ -271,9 +282,13 @@ fn read_text(path: &Path) -> Result<Option<String>> {
 }
 
 pub(crate) fn read_json<T: DeserializeOwned>(path: &Path) -> Result<Option<T>> {
-    let Some(text) = read_text(path)? else { return Ok(None) };
+    let Some(text) = read_text(path)? else {
+        return Ok(None);
+    };
     let text = text.strip_prefix('\u{feff}').unwrap_or(&text);
-    serde_json::from_str(text).map(Some).map_err(|e| bad(path, e))
+    serde_json::from_str(text)
+        .map(Some)
+        .map_err(|e| bad(path, e))
 }
 
 fn bad(path: &Path, what: impl fmt::Display) -> Error {
@@ -328,7 +343,11 @@ impl<'de> Deserialize<'de> for MergeEntry {
                 let short = || A::Error::custom("a merge has two tokens");
                 let left = seq.next_element()?.ok_or_else(short)?;
                 let right = seq.next_element()?.ok_or_else(short)?;
-                if seq.next_element::<String>()?.is_some() { Err(short()) } else { Ok((left, right)) }
+                if seq.next_element::<String>()?.is_some() {
+                    Err(short())
+                } else {
+                    Ok((left, right))
+                }
             }
         }
         deserializer.deserialize_any(Pair).map(MergeEntry)
@@ -336,5 +355,12 @@ impl<'de> Deserialize<'de> for MergeEntry {
 }
 
 /// Names of special tokens that chat templates may use.
-const NAMES: [&str; 7] =
-    ["bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token"];
+const NAMES: [&str; 7] = [
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "pad_token",
+    "sep_token",
+    "cls_token",
+    "mask_token",
+];

@@ -34,7 +34,8 @@ pub struct GgufVocabulary<'a> {
 
 pub(crate) fn build(vocabulary: &GgufVocabulary<'_>) -> Result<Parts> {
     let family = family(vocabulary)?;
-    if !vocabulary.token_types.is_empty() && vocabulary.token_types.len() != vocabulary.tokens.len() {
+    if !vocabulary.token_types.is_empty() && vocabulary.token_types.len() != vocabulary.tokens.len()
+    {
         return Err(Error::Tokenizer(format!(
             "tokenizer.ggml.token_type has {} entries for {} tokens",
             vocabulary.token_types.len(),
@@ -50,7 +51,9 @@ pub(crate) fn build(vocabulary: &GgufVocabulary<'_>) -> Result<Parts> {
         named: named(vocabulary)?,
         // llama.cpp adds it for Llama 3 where the key is missing, and for no other family.
         add_bos: vocabulary.add_bos.unwrap_or(family == Family::Llama3),
-        largest_id: u32::try_from(vocabulary.tokens.len()).ok().and_then(|n| n.checked_sub(1)),
+        largest_id: u32::try_from(vocabulary.tokens.len())
+            .ok()
+            .and_then(|n| n.checked_sub(1)),
     })
 }
 
@@ -77,14 +80,18 @@ fn model(vocabulary: &GgufVocabulary<'_>, family: Family) -> Result<BPE> {
     let mut ids = Vocab::with_capacity(vocabulary.tokens.len());
     for (id, token) in (0_u32..).zip(&vocabulary.tokens) {
         if let Some(first) = ids.insert((*token).to_owned(), id) {
-            return Err(Error::Tokenizer(format!("tokens {first} and {id} are both {token:?}")));
+            return Err(Error::Tokenizer(format!(
+                "tokens {first} and {id} are both {token:?}"
+            )));
         }
     }
     let mut merges = Vec::with_capacity(vocabulary.merges.len());
     for merge in &vocabulary.merges {
         merges.push(split_merge(merge)?);
     }
-    build_bpe(ids, merges, |builder| builder.ignore_merges(family.ignores_merges()))
+    build_bpe(ids, merges, |builder| {
+        builder.ignore_merges(family.ignores_merges())
+    })
 }
 
 /// The two halves of a merge that is written in one string.
@@ -93,7 +100,9 @@ pub(crate) fn split_merge(merge: &str) -> Result<(String, String)> {
         Some((left, right)) if !left.is_empty() && !right.is_empty() && !right.contains(' ') => {
             Ok((left.to_owned(), right.to_owned()))
         }
-        _ => Err(Error::Tokenizer(format!("merge {merge:?} is not two tokens with a space between"))),
+        _ => Err(Error::Tokenizer(format!(
+            "merge {merge:?} is not two tokens with a space between"
+        ))),
     }
 }
 
@@ -108,7 +117,10 @@ pub(crate) fn build_bpe(
         joined.clear();
         joined.push_str(left);
         joined.push_str(right);
-        if let Some(missing) = [left, right, &joined].into_iter().find(|t| !ids.contains_key(*t)) {
+        if let Some(missing) = [left, right, &joined]
+            .into_iter()
+            .find(|t| !ids.contains_key(*t))
+        {
             return Err(Error::Tokenizer(format!(
                 "merge of {left:?} and {right:?} needs {missing:?}, which is not in the vocabulary"
             )));
@@ -143,7 +155,9 @@ fn named(vocabulary: &GgufVocabulary<'_>) -> Result<Vec<(String, String)>> {
         let Some(id) = id else { continue };
         let token = vocabulary.tokens.get(id as usize).ok_or_else(|| {
             let len = vocabulary.tokens.len();
-            Error::Tokenizer(format!("tokenizer.ggml.{key} is {id}, but there are {len} tokens"))
+            Error::Tokenizer(format!(
+                "tokenizer.ggml.{key} is {id}, but there are {len} tokens"
+            ))
         })?;
         named.push((name.to_owned(), (*token).to_owned()));
     }
