@@ -2,5 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod error;
+pub mod generate;
+pub mod text;
 
 pub use error::{Error, Result};

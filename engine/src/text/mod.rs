@@ -1,0 +1,20 @@
+//! Text in and out: tokens, chat templates, and the decoding of a stream.
+
+mod added_tokens;
+mod byte_level;
+mod chat_template;
+mod guard;
+mod message;
+mod pre_tokenizers;
+mod stop_matcher;
+mod stream_decoder;
+mod template_env;
+mod tokenizer;
+mod tokenizer_files;
+mod tokenizer_gguf;
+
+pub use chat_template::{ChatTemplate, Prompt, RenderOptions};
+pub use message::{Content, Message, Part, Role};
+pub use stop_matcher::{StopMatcher, Stopped};
+pub use stream_decoder::StreamDecoder;
+pub use tokenizer::{Controls, GgufVocabulary, Tokenizer};
