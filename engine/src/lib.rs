@@ -3,6 +3,7 @@
 
 mod error;
 pub mod generate;
+pub mod load;
 pub mod text;
 
 pub use error::{Error, Result};

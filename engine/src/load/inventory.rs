@@ -1,0 +1,122 @@
+//! The tensors a model must have: checked before anything is allocated.
+
+use std::collections::HashSet;
+
+use super::config::ModelConfig;
+use super::names::{EMBEDDING, HEAD};
+use super::tensor::TensorMap;
+use crate::error::{Error, Result};
+
+/// Checks that `tensors` has every tensor of the model in its shape, settles what its head is, and
+/// takes out (with one warning) what the model has no place for.
+pub(super) fn settle(config: &mut ModelConfig, tensors: &mut TensorMap) -> Result<()> {
+    settle_head(config, tensors)?;
+    let expected = expected(config);
+    check_present(config, tensors, &expected)?;
+    for (name, shape) in &expected {
+        tensors.require(name, shape)?;
+    }
+    remove_surplus(tensors, &expected);
+    Ok(())
+}
+
+/// A tied model has no head of its own, or an equal one. One that differs is what was trained.
+fn settle_head(config: &mut ModelConfig, tensors: &mut TensorMap) -> Result<()> {
+    if !config.tied || !tensors.contains(HEAD) {
+        return Ok(());
+    }
+    let shape = [config.vocab_size, config.hidden_size];
+    let head = tensors.require(HEAD, &shape)?;
+    if tensors.require(EMBEDDING, &shape)?.same_as(&head) {
+        tensors.remove(HEAD);
+    } else {
+        let path = tensors.path().display();
+        tracing::warn!("{path}: {HEAD} differs from {EMBEDDING}, to which it is tied: it is used");
+        config.tied = false;
+    }
+    Ok(())
+}
+
+fn check_present(
+    config: &ModelConfig,
+    tensors: &TensorMap,
+    expected: &[(String, Vec<usize>)],
+) -> Result<()> {
+    let mut missing = expected.iter().filter(|(name, _)| !tensors.contains(name));
+    let Some((first, _)) = missing.next() else {
+        return Ok(());
+    };
+    let what = match missing.count() {
+        0 if first == HEAD && !config.tied => "missing, and tie_word_embeddings is not true".into(),
+        0 => "missing".to_owned(),
+        others => format!("missing, and {others} others"),
+    };
+    Err(Error::tensor(tensors.path(), first, what))
+}
+
+fn remove_surplus(tensors: &mut TensorMap, expected: &[(String, Vec<usize>)]) {
+    let known: HashSet<_> = expected.iter().map(|(name, _)| name.as_str()).collect();
+    let surplus: Vec<_> = tensors
+        .all_names()
+        .filter(|name| !known.contains(name))
+        .map(str::to_owned)
+        .collect();
+    for name in &surplus {
+        tensors.remove(name);
+    }
+    // Old checkpoints carry rope's frequencies, which follow from the configuration.
+    let odd: Vec<_> = surplus
+        .iter()
+        .filter(|name| !name.ends_with("rotary_emb.inv_freq"))
+        .collect();
+    if let Some(first) = odd.first() {
+        let (path, count) = (tensors.path().display(), odd.len());
+        tracing::warn!("{path}: {count} tensors have no place in the model, {first} the first");
+    }
+}
+
+/// Every tensor of the model, with its shape.
+fn expected(config: &ModelConfig) -> Vec<(String, Vec<usize>)> {
+    let (hidden, vocab) = (config.hidden_size, config.vocab_size);
+    let mut expected = vec![(EMBEDDING.to_owned(), vec![vocab, hidden])];
+    for layer in 0..config.layers {
+        for (part, shape) in layer_parts(config) {
+            expected.push((format!("model.layers.{layer}.{part}"), shape));
+        }
+    }
+    expected.push(("model.norm.weight".to_owned(), vec![hidden]));
+    if !config.tied {
+        expected.push((HEAD.to_owned(), vec![vocab, hidden]));
+    }
+    expected
+}
+
+fn layer_parts(config: &ModelConfig) -> Vec<(String, Vec<usize>)> {
+    let (hidden, inner, biases) = (config.hidden_size, config.intermediate_size, config.biases);
+    let queries = config.heads * config.head_size;
+    let keys = config.kv_heads * config.head_size;
+    let linears = [
+        ("self_attn.q_proj", queries, hidden, biases.qkv),
+        ("self_attn.k_proj", keys, hidden, biases.qkv),
+        ("self_attn.v_proj", keys, hidden, biases.qkv),
+        ("self_attn.o_proj", hidden, queries, biases.output),
+        ("mlp.gate_proj", inner, hidden, biases.mlp),
+        ("mlp.up_proj", inner, hidden, biases.mlp),
+        ("mlp.down_proj", hidden, inner, biases.mlp),
+    ];
+    let mut parts = vec![
+        ("input_layernorm.weight".to_owned(), vec![hidden]),
+        ("post_attention_layernorm.weight".to_owned(), vec![hidden]),
+    ];
+    if config.qk_norm {
+        parts.push(("self_attn.q_norm.weight".to_owned(), vec![config.head_size]));
+        parts.push(("self_attn.k_norm.weight".to_owned(), vec![config.head_size]));
+    }
+    for (name, rows, cols, bias) in linears {
+        parts.push((format!("{name}.weight"), vec![rows, cols]));
+        if bias {
+            parts.push((format!("{name}.bias"), vec![rows]));
+        }
+    }
+    parts
+}
