@@ -258,17 +258,30 @@ pub enum Phase {
 
 /// Consecutive rows that are consecutive tokens of one sequence in one phase.
 #[derive(Clone, Copy, Debug)]
-pub struct AttentionRun<'a> {
+pub struct AttentionRun {
     /// First row.
     pub first_row: usize,
     /// Number of rows.
     pub rows: usize,
     /// Place of the first row in its sequence: it sees `first_position + 1` keys.
     pub first_position: usize,
-    /// The sequence's blocks of the cache, in order.
-    pub blocks: &'a [u32],
+    /// Where the sequence's blocks begin in the table.
+    pub first_block: usize,
+    /// How many blocks the sequence has.
+    pub blocks: usize,
     /// The phase of the rows.
     pub phase: Phase,
+}
+
+impl AttentionRun {
+    /// The sequence's blocks of the cache, in order: its part of the `table` of all runs.
+    ///
+    /// # Panics
+    /// When the part is not inside the table.
+    #[must_use]
+    pub fn blocks_in<'a>(&self, table: &'a [u32]) -> &'a [u32] {
+        &table[self.first_block..][..self.blocks]
+    }
 }
 
 /// What attention is given.
@@ -279,7 +292,9 @@ pub struct AttentionArgs<'a> {
     /// The layer's cache, the rows' own keys and values included.
     pub cache: &'a KvLayer,
     /// Which rows are whose. Every row belongs to one run.
-    pub runs: &'a [AttentionRun<'a>],
+    pub runs: &'a [AttentionRun],
+    /// The blocks of all runs' sequences.
+    pub table: &'a [u32],
     /// Query heads, a multiple of the KV heads.
     pub heads: usize,
     /// Factor of the scores.

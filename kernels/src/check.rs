@@ -207,7 +207,7 @@ pub(crate) fn check_attention(args: &AttentionArgs<'_>) -> Result<()> {
         next = next
             .checked_add(run.rows)
             .ok_or_else(|| Error::shape(op, format!("{} rows overflow", run.rows)))?;
-        check_run(run, args.cache, args.window)?;
+        check_run(run, args)?;
     }
     same(op, "rows in runs", args.queries.rows(), next)
 }
@@ -271,7 +271,7 @@ fn check_integer_product(op: &'static str, weights: &Weights) -> Result<()> {
     check_sum(op, columns, 127, largest)
 }
 
-fn check_run(run: &AttentionRun<'_>, cache: &KvLayer, window: Option<usize>) -> Result<()> {
+fn check_run(run: &AttentionRun, args: &AttentionArgs<'_>) -> Result<()> {
     if run.rows == 0 {
         return Ok(());
     }
@@ -280,18 +280,23 @@ fn check_run(run: &AttentionRun<'_>, cache: &KvLayer, window: Option<usize>) -> 
         .checked_add(run.rows)
         .ok_or_else(|| Error::shape("attention", "a position overflows"))?;
     let needed = end.div_ceil(KV_BLOCK);
-    if needed > run.blocks.len() {
+    if needed > run.blocks {
         return refuse(
             "attention",
-            format!("{end} keys need {needed} blocks, got {}", run.blocks.len()),
+            format!("{end} keys need {needed} blocks, got {}", run.blocks),
         );
     }
-    let first = window.map_or(0, |w| (run.first_position + 1).saturating_sub(w)) / KV_BLOCK;
+    let table = args.table.len();
+    if run.first_block.checked_add(run.blocks).is_none_or(|end| end > table) {
+        let what = format!("blocks {} + {} of {table}", run.first_block, run.blocks);
+        return refuse("attention", what);
+    }
+    let first = args.window.map_or(0, |w| (run.first_position + 1).saturating_sub(w)) / KV_BLOCK;
     within(
         "attention",
         "block",
-        &run.blocks[first..needed],
-        cache.blocks(),
+        &run.blocks_in(args.table)[first..needed],
+        args.cache.blocks(),
     )
 }
 

@@ -72,13 +72,16 @@ impl Kernel for Append<'_> {
 pub(super) fn attention(backend: &CpuBackend, mut args: AttentionArgs<'_>) -> Result<()> {
     check_attention(&args)?;
     let out = OutRows::new(&mut args.out)?;
-    let job = Job::new(
-        &args.queries,
-        args.cache,
-        args.runs,
-        args.heads,
-        (args.scale, args.window),
-    );
+    let job = Job {
+        queries: args.queries,
+        cache: args.cache,
+        runs: args.runs,
+        table: args.table,
+        group: args.heads / args.cache.kv_heads,
+        scale: args.scale,
+        window: args.window,
+        padded: args.cache.head_size.next_multiple_of(LANES),
+    };
     backend.pool.run(job.tasks(), &|worker, task| {
         let mut scratch = backend.scratch(worker);
         let part = job.part(task);
@@ -105,56 +108,33 @@ pub(super) fn attention(backend: &CpuBackend, mut args: AttentionArgs<'_>) -> Re
 struct Job<'a> {
     queries: TensorRef<'a>,
     cache: &'a KvLayer,
-    runs: &'a [AttentionRun<'a>],
+    runs: &'a [AttentionRun],
+    table: &'a [u32],
     /// Query heads of a KV head.
     group: usize,
     scale: f32,
     window: Option<usize>,
-    /// Tokens of a prompt tile.
-    tokens: usize,
     padded: usize,
 }
 
 /// Tokens of one run, for one KV head.
 struct Part<'a> {
-    run: &'a AttentionRun<'a>,
+    run: &'a AttentionRun,
     kv_head: usize,
     /// Counted from the first row of the run.
     tokens: Range<usize>,
 }
 
 impl<'a> Job<'a> {
-    fn new(
-        queries: &TensorRef<'a>,
-        cache: &'a KvLayer,
-        runs: &'a [AttentionRun<'a>],
-        heads: usize,
-        (scale, window): (f32, Option<usize>),
-    ) -> Self {
-        let group = heads / cache.kv_heads;
-        let tokens = (TILE_ROWS / group).clamp(8, KV_BLOCK);
-        let padded = cache.head_size.next_multiple_of(LANES);
-        Self {
-            queries: *queries,
-            cache,
-            runs,
-            group,
-            scale,
-            window,
-            tokens,
-            padded,
-        }
-    }
-
     /// Tokens that a task of the run takes.
-    fn step(&self, run: &AttentionRun<'_>) -> usize {
+    fn step(&self, run: &AttentionRun) -> usize {
         match run.phase {
-            Phase::Prompt => self.tokens,
+            Phase::Prompt => (TILE_ROWS / self.group).clamp(8, KV_BLOCK),
             Phase::Generated => 1,
         }
     }
 
-    fn tasks_of(&self, run: &AttentionRun<'_>) -> usize {
+    fn tasks_of(&self, run: &AttentionRun) -> usize {
         run.rows.div_ceil(self.step(run)) * self.cache.kv_heads
     }
 
@@ -267,7 +247,7 @@ impl Kernel for PromptTile<'_> {
         for block in all.start / KV_BLOCK..all.end.div_ceil(KV_BLOCK) {
             let first_row = job
                 .cache
-                .row(part.run.blocks[block] as usize, part.kv_head, 0);
+                .row(part.run.blocks_in(job.table)[block] as usize, part.kv_head, 0);
             load_keys_transposed(s, job, first_row, in_block(&all, block), key, keys);
             job.load_values(s, first_row, in_block(&all, block), values);
             let tile = Block {
@@ -512,7 +492,7 @@ impl Kernel for GeneratedRow<'_> {
         for (i, block) in blocks.enumerate() {
             let first_row = job
                 .cache
-                .row(part.run.blocks[block] as usize, part.kv_head, 0);
+                .row(part.run.blocks_in(job.table)[block] as usize, part.kv_head, 0);
             let seen = in_block(&seen, block);
             for key in seen.clone() {
                 let out = &mut keys[key * padded..][..padded];

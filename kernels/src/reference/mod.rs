@@ -324,24 +324,25 @@ fn int8_linear(weights: &Weights, x: &[i8], x_scale: f32) -> Vec<f32> {
     outputs.collect()
 }
 
-fn attend_run(args: &mut AttentionArgs<'_>, run: &AttentionRun<'_>) -> Result<()> {
+fn attend_run(args: &mut AttentionArgs<'_>, run: &AttentionRun) -> Result<()> {
     let size = args.cache.head_size();
     let first_seen = |place: usize| args.window.map_or(0, |w| (place + 1).saturating_sub(w));
     let first = first_seen(run.first_position);
     let places = first..run.first_position + run.rows;
     let share = args.heads / args.cache.kv_heads();
+    let blocks = run.blocks_in(args.table);
     for head in 0..args.heads {
         let keys = gather(
             args.cache.keys(),
             args.cache,
-            run,
+            blocks,
             head / share,
             places.clone(),
         )?;
         let values = gather(
             args.cache.values(),
             args.cache,
-            run,
+            blocks,
             head / share,
             places.clone(),
         )?;
@@ -368,13 +369,13 @@ fn attend_run(args: &mut AttentionArgs<'_>, run: &AttentionRun<'_>) -> Result<()
 fn gather(
     tensor: &Tensor,
     cache: &KvLayer,
-    run: &AttentionRun<'_>,
+    blocks: &[u32],
     head: usize,
     places: Range<usize>,
 ) -> Result<Vec<f32>> {
     let mut rows = Vec::new();
     for place in places {
-        let block = run.blocks[place / KV_BLOCK] as usize;
+        let block = blocks[place / KV_BLOCK] as usize;
         rows.extend(load(
             tensor.view(),
             cache.row(block, head, place % KV_BLOCK),
