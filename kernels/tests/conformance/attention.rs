@@ -7,7 +7,9 @@ use cider_kernels::{
 };
 use half::{bf16, f16};
 
-use crate::cases::{ACTIVATIONS, Case, Failure, Fill, Matrix, Output, Prepared, Rng, bits, filled, round_to};
+use crate::cases::{
+    ACTIVATIONS, Case, Failure, Fill, Matrix, Output, Prepared, Rng, bits, filled, round_to,
+};
 use crate::compare::{Bounded, EXP_ERROR, EXP_FLOOR, UNIT, gamma, same_bits, within};
 
 pub(crate) fn cases() -> Vec<Case> {
@@ -18,25 +20,62 @@ pub(crate) fn cases() -> Vec<Case> {
             let ratios = [1, 2, 3, 4, 5, 6, 7, 8, 12, 16];
             specs.extend(ratios.map(|ratio| Spec { ratio, ..base }));
             let sizes = [16, 24, 64, 72, 80, 96, 128, 160, 256];
-            specs.extend(sizes.map(|size| Spec { size, ..base.last(3, 200) }));
+            specs.extend(sizes.map(|size| Spec {
+                size,
+                ..base.last(3, 200)
+            }));
             for cache in [DType::F32, DType::F16, DType::Bf16] {
                 let lengths = [1, 2, 17, 63, 64, 65, 129, 200, 1000];
-                specs.extend(lengths.map(|length| Spec { cache, ..base.last(3, length) }));
+                specs.extend(lengths.map(|length| Spec {
+                    cache,
+                    ..base.last(3, length)
+                }));
             }
             let windows = [1, 2, 63, 64, 65, 100, 128, 1000];
-            specs.extend(windows.map(|window| Spec { window: Some(window), ..base.last(70, 200) }));
-            let chunks = [1, 7, 64, 100].map(|chunk| Spec { chunk: Some(chunk), size: 16, ..base.last(130, 130) });
+            specs.extend(windows.map(|window| Spec {
+                window: Some(window),
+                ..base.last(70, 200)
+            }));
+            let chunks = [1, 7, 64, 100].map(|chunk| Spec {
+                chunk: Some(chunk),
+                size: 16,
+                ..base.last(130, 130)
+            });
             specs.extend(chunks);
-            specs.extend(chunks.map(|spec| Spec { window: Some(70), ..spec.last(130, 210) }));
-            let scores = [Scores::Equal, Scores::Large(1e4), Scores::Large(3e38), Scores::Poisoned];
-            specs.extend(scores.map(|scores| Spec { scores, ..base.last(3, 150) }));
+            specs.extend(chunks.map(|spec| Spec {
+                window: Some(70),
+                ..spec.last(130, 210)
+            }));
+            let scores = [
+                Scores::Equal,
+                Scores::Large(1e4),
+                Scores::Large(3e38),
+                Scores::Poisoned,
+            ];
+            specs.extend(scores.map(|scores| Spec {
+                scores,
+                ..base.last(3, 150)
+            }));
             // C125.
             let lengths = [31, 32, 33, 1023, 1025];
-            let marker = Spec { scores: Scores::Marker, ratio: 4, size: 128, ..base };
+            let marker = Spec {
+                scores: Scores::Marker,
+                ratio: 4,
+                size: 128,
+                ..base
+            };
             specs.extend(lengths.map(|length| marker.last(1, length)));
         }
-        let long = Spec { size: 16, ratio: 1, kv_heads: 1, ..Spec::new(DType::F32, phase) };
-        specs.extend([Scores::Normal, Scores::Marker].map(|scores| Spec { scores, ..long.last(1, 33_000) }));
+        let long = Spec {
+            size: 16,
+            ratio: 1,
+            kv_heads: 1,
+            ..Spec::new(DType::F32, phase)
+        };
+        specs.extend([Scores::Normal, Scores::Marker].map(|scores| Spec {
+            scores,
+            ..long.last(1, 33_000)
+        }));
     }
     let mut cases: Vec<Case> = specs.into_iter().map(Spec::case).collect();
     cases.extend(ACTIVATIONS.map(batch));
@@ -46,9 +85,19 @@ pub(crate) fn cases() -> Vec<Case> {
 }
 
 pub(crate) fn perf_cases() -> Vec<Case> {
-    let base = Spec { ratio: 4, kv_heads: 2, size: 128, ..Spec::new(DType::Bf16, Phase::Generated) };
-    let prompt = Spec { phase: Phase::Prompt, ..base };
-    [base.last(1, 512), base.last(1, 4096), prompt.last(512, 512)].map(Spec::case).into()
+    let base = Spec {
+        ratio: 4,
+        kv_heads: 2,
+        size: 128,
+        ..Spec::new(DType::Bf16, Phase::Generated)
+    };
+    let prompt = Spec {
+        phase: Phase::Prompt,
+        ..base
+    };
+    [base.last(1, 512), base.last(1, 4096), prompt.last(512, 512)]
+        .map(Spec::case)
+        .into()
 }
 
 /// Some rows of one sequence, or with `batch` of three.
@@ -111,7 +160,11 @@ impl Spec {
 
     /// The last `rows` of `length` tokens, or all.
     fn last(self, rows: usize, length: usize) -> Self {
-        Self { rows: rows.min(length), length, ..self }
+        Self {
+            rows: rows.min(length),
+            length,
+            ..self
+        }
     }
 
     fn heads(self) -> usize {
@@ -126,19 +179,34 @@ impl Spec {
     }
 
     fn case(self) -> Case {
-        let Self { dtype, cache, phase, ratio, kv_heads, size, length, rows, window, chunk, scores, .. } = self;
+        let Self {
+            dtype,
+            cache,
+            phase,
+            ratio,
+            kv_heads,
+            size,
+            length,
+            rows,
+            window,
+            chunk,
+            scores,
+            ..
+        } = self;
         let window = window.map_or(String::new(), |window| format!(", window {window}"));
         let chunk = chunk.map_or(String::new(), |chunk| format!(", in {chunk}s"));
         let name = format!(
             "{dtype} over {cache}, {phase:?}, {ratio} x {kv_heads} heads of {size}, rows {rows} of {length}{window}{chunk}, {scores:?}"
         );
         let keys = rows * (2 * length - rows) / 2;
-        Case::new("attention", name, move |backend| Ok(Box::new(self.prepare(backend)?)))
-            .twin(move |outputs| self.check(outputs))
-            .work(
-                2 * length * kv_heads * size * cache.size(),
-                4 * keys * self.heads() * size,
-            )
+        Case::new("attention", name, move |backend| {
+            Ok(Box::new(self.prepare(backend)?))
+        })
+        .twin(move |outputs| self.check(outputs))
+        .work(
+            2 * length * kv_heads * size * cache.size(),
+            4 * keys * self.heads() * size,
+        )
     }
 
     /// Sequences of a batch: the phase, the length and the rows of each.
@@ -161,7 +229,10 @@ impl Spec {
     /// Runs whose blocks are shuffled over a pool larger than they need.
     fn runs(self) -> (Vec<Run>, usize) {
         let sequences = self.sequences();
-        let needed: usize = sequences.iter().map(|(_, length, _)| length.div_ceil(KV_BLOCK)).sum();
+        let needed: usize = sequences
+            .iter()
+            .map(|(_, length, _)| length.div_ceil(KV_BLOCK))
+            .sum();
         let pool = needed + 3;
         let mut order: Vec<u32> = (0..pool as u32).collect();
         let mut rng = Rng::new(pool as u64);
@@ -171,7 +242,13 @@ impl Spec {
         let (mut next_row, mut next_block) = (0, 0);
         let runs = sequences.into_iter().map(|(phase, length, rows)| {
             let blocks = order[next_block..next_block + length.div_ceil(KV_BLOCK)].to_vec();
-            let run = Run { first_row: next_row, rows, first_position: length - rows, blocks, phase };
+            let run = Run {
+                first_row: next_row,
+                rows,
+                first_position: length - rows,
+                blocks,
+                phase,
+            };
             next_row += rows;
             next_block += run.blocks.len();
             run
@@ -181,7 +258,12 @@ impl Spec {
 
     fn queries(self) -> Vec<f32> {
         let cols = self.heads() * self.size;
-        let mut q = filled(Fill::Normal, self.dtype, (self.total_rows(), cols), &mut Rng::new(1));
+        let mut q = filled(
+            Fill::Normal,
+            self.dtype,
+            (self.total_rows(), cols),
+            &mut Rng::new(1),
+        );
         match self.scores {
             // One column of ones makes a score of the first element of a key.
             Scores::Large(_) | Scores::Marker => {
@@ -202,7 +284,9 @@ impl Spec {
         let (mut key, mut value) = (rng.normals(self.size), rng.normals(self.size));
         match self.scores {
             Scores::Equal => key = vec![0.5; self.size],
-            Scores::Large(magnitude) => key[0] = magnitude * if place % 3 == 0 { -1.0 } else { 1.0 },
+            Scores::Large(magnitude) => {
+                key[0] = magnitude * if place % 3 == 0 { -1.0 } else { 1.0 }
+            }
             Scores::Marker => {
                 let last = place + 1 == self.length;
                 key[0] = if last { 1e4 } else { key[0] };
@@ -245,7 +329,10 @@ impl Spec {
 
     fn check(self, outputs: &[Output]) -> Result<f64, String> {
         if let Some(second) = outputs.get(1) {
-            let second = Output { name: outputs[0].name, ..second.clone() };
+            let second = Output {
+                name: outputs[0].name,
+                ..second.clone()
+            };
             same_bits(&outputs[..1], &[second]).map_err(|what| format!("in chunks: {what}"))?;
         }
         let (runs, queries) = (self.runs().0, self.queries());
@@ -254,10 +341,14 @@ impl Spec {
         for (sequence, run) in runs.iter().enumerate() {
             for head in 0..self.heads() {
                 let end = run.first_position + run.rows;
-                let pairs: Vec<_> = (0..end).map(|place| self.pair(sequence, head / self.ratio, place)).collect();
+                let pairs: Vec<_> = (0..end)
+                    .map(|place| self.pair(sequence, head / self.ratio, place))
+                    .collect();
                 for i in 0..run.rows {
                     let (row, place) = (run.first_row + i, run.first_position + i);
-                    let first = self.window.map_or(0, |window| (place + 1).saturating_sub(window));
+                    let first = self
+                        .window
+                        .map_or(0, |window| (place + 1).saturating_sub(window));
                     let start = row * cols + head * self.size;
                     let q = &queries[start..start + self.size];
                     let expected = self.attend(q, &pairs[first..=place]);
@@ -267,7 +358,8 @@ impl Spec {
                         bits: outputs[0].bits[start..start + self.size].to_vec(),
                         ..outputs[0].clone()
                     };
-                    let used = within(&out, |_, d| expected[d]).map_err(|what| format!("row {row}, head {head}: {what}"))?;
+                    let used = within(&out, |_, d| expected[d])
+                        .map_err(|what| format!("row {row}, head {head}: {what}"))?;
                     worst = worst.max(used);
                 }
             }
@@ -279,10 +371,20 @@ impl Spec {
     fn attend(self, q: &[f32], pairs: &[(Vec<f32>, Vec<f32>)]) -> Vec<Bounded> {
         let scale = f64::from(self.scale());
         let dot = |key: &[f32], absolute: bool| -> f64 {
-            let products = q.iter().zip(key).map(|(q, k)| f64::from(*q) * f64::from(*k));
-            if absolute { products.map(f64::abs).sum() } else { products.sum() }
+            let products = q
+                .iter()
+                .zip(key)
+                .map(|(q, k)| f64::from(*q) * f64::from(*k));
+            if absolute {
+                products.map(f64::abs).sum()
+            } else {
+                products.sum()
+            }
         };
-        let scores: Vec<f64> = pairs.iter().map(|(key, _)| dot(key, false) * scale).collect();
+        let scores: Vec<f64> = pairs
+            .iter()
+            .map(|(key, _)| dot(key, false) * scale)
+            .collect();
         let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         let weights: Vec<f64> = scores.iter().map(|s| (s - max).exp()).collect();
         let sum: f64 = weights.iter().sum();
@@ -294,16 +396,31 @@ impl Spec {
             let score = gamma(q.len() + 1) * dot(&pairs[j].0, true) * scale.abs();
             (2.0 * score + 2.0 * UNIT * (scores[j] - max).abs() + steps).exp_m1()
         };
-        let errors: Vec<f64> = (0..pairs.len()).map(|j| {
-            if weights[j] == 0.0 { 0.0 } else { weights[j] * relative(j) } + EXP_FLOOR * merges as f64
-        }).collect();
-        (0..self.size).map(|d| {
-            let v = |j: usize| f64::from(pairs[j].1[d]);
-            let value = (0..pairs.len()).map(|j| weights[j] * v(j)).sum::<f64>() / sum;
-            let error: f64 = (0..pairs.len()).map(|j| errors[j] * (v(j).abs() + value.abs())).sum::<f64>() / sum;
-            let normal = weights.iter().all(|w| w.is_finite());
-            Bounded { value: if normal { value } else { f64::NAN }, error: error * 1.01 + UNIT * value.abs() }
-        }).collect()
+        let errors: Vec<f64> = (0..pairs.len())
+            .map(|j| {
+                let rounding = if weights[j] == 0.0 {
+                    0.0
+                } else {
+                    weights[j] * relative(j)
+                };
+                rounding + EXP_FLOOR * merges as f64
+            })
+            .collect();
+        (0..self.size)
+            .map(|d| {
+                let v = |j: usize| f64::from(pairs[j].1[d]);
+                let value = (0..pairs.len()).map(|j| weights[j] * v(j)).sum::<f64>() / sum;
+                let error: f64 = (0..pairs.len())
+                    .map(|j| errors[j] * (v(j).abs() + value.abs()))
+                    .sum::<f64>()
+                    / sum;
+                let normal = weights.iter().all(|w| w.is_finite());
+                Bounded {
+                    value: if normal { value } else { f64::NAN },
+                    error: error * 1.01 + UNIT * value.abs(),
+                }
+            })
+            .collect()
     }
 }
 
@@ -370,9 +487,15 @@ impl Run {
 
 /// Sequences of both phases in one call.
 fn batch(dtype: DType) -> Case {
-    let spec = Spec { batch: true, ..Spec::new(dtype, Phase::Prompt) };
+    let spec = Spec {
+        batch: true,
+        ..Spec::new(dtype, Phase::Prompt)
+    };
     let case = spec.case();
-    Case { name: format!("{dtype}, four sequences of both phases"), ..case }
+    Case {
+        name: format!("{dtype}, four sequences of both phases"),
+        ..case
+    }
 }
 
 fn poison(cache: &mut KvLayer) -> Result<(), Failure> {
@@ -447,7 +570,14 @@ fn appends() -> Vec<Case> {
     let mut cases = Vec::new();
     for dtype in ACTIVATIONS {
         for cache in [DType::F32, DType::F16, DType::Bf16] {
-            for (rows, kv_heads, size) in [(1, 1, 16), (5, 2, 64), (9, 3, 72), (70, 2, 24), (2, 1, 256), (3, 5, 17)] {
+            for (rows, kv_heads, size) in [
+                (1, 1, 16),
+                (5, 2, 64),
+                (9, 3, 72),
+                (70, 2, 24),
+                (2, 1, 256),
+                (3, 5, 17),
+            ] {
                 for fill in [Fill::Mixed, Fill::Poisoned(f32::NAN)] {
                     cases.push(append(dtype, cache, (rows, kv_heads, size), fill));
                 }
@@ -457,7 +587,12 @@ fn appends() -> Vec<Case> {
     cases
 }
 
-fn append(dtype: DType, cache: DType, (rows, kv_heads, size): (usize, usize, usize), fill: Fill) -> Case {
+fn append(
+    dtype: DType,
+    cache: DType,
+    (rows, kv_heads, size): (usize, usize, usize),
+    fill: Fill,
+) -> Case {
     let name = format!("{dtype} into {cache}, {rows} x {kv_heads} x {size}, {fill:?}");
     let cols = kv_heads * size;
     let slots: Vec<u32> = (0..rows as u32).map(|row| (row * 53 + 190) % 192).collect();
@@ -495,7 +630,13 @@ fn refusals() -> Vec<Case> {
             let q = Matrix::input(DType::F32, 2, 64, &[1.0; 128])?;
             let mut out = Matrix::output(DType::F32, 2, 64)?;
             let (first_position, phase) = (length - 2, Phase::Prompt);
-            let run = AttentionRun { first_row: 0, rows: 2, first_position, blocks, phase };
+            let run = AttentionRun {
+                first_row: 0,
+                rows: 2,
+                first_position,
+                blocks,
+                phase,
+            };
             Ok(backend.attention(AttentionArgs {
                 queries: q.view(),
                 cache: &cache,
@@ -512,17 +653,57 @@ fn refusals() -> Vec<Case> {
             let mut cache = KvLayer::new(DType::F32, 3, 2, 16)?;
             let x = Matrix::input(DType::F32, 2, cols, &vec![1.0; 2 * cols])?;
             let (keys, values) = (x.view(), x.view());
-            Ok(backend.kv_append(KvAppendArgs { keys, values, slots, cache: &mut cache })?)
+            Ok(backend.kv_append(KvAppendArgs {
+                keys,
+                values,
+                slots,
+                cache: &mut cache,
+            })?)
         }
     };
     vec![
-        Case::refused("attention", "a ratio that is none", &["3", "2"], call(3, 2, &[0], None)),
-        Case::refused("attention", "a wrong width", &["32", "64"], call(2, 2, &[0], None)),
-        Case::refused("attention", "too few blocks", &["65", "2", "1"], call(4, 65, &[0], None)),
-        Case::refused("attention", "a block beyond the cache", &["block 3", "3"], call(4, 65, &[0, 3], None)),
-        Case::refused("attention", "a window of nothing", &["window"], call(4, 65, &[0, 1], Some(0))),
-        Case::refused("kv_append", "a slot beyond the cache", &["slot 192", "192"], append(32, &[0, 192])),
+        Case::refused(
+            "attention",
+            "a ratio that is none",
+            &["3", "2"],
+            call(3, 2, &[0], None),
+        ),
+        Case::refused(
+            "attention",
+            "a wrong width",
+            &["32", "64"],
+            call(2, 2, &[0], None),
+        ),
+        Case::refused(
+            "attention",
+            "too few blocks",
+            &["65", "2", "1"],
+            call(4, 65, &[0], None),
+        ),
+        Case::refused(
+            "attention",
+            "a block beyond the cache",
+            &["block 3", "3"],
+            call(4, 65, &[0, 3], None),
+        ),
+        Case::refused(
+            "attention",
+            "a window of nothing",
+            &["window"],
+            call(4, 65, &[0, 1], Some(0)),
+        ),
+        Case::refused(
+            "kv_append",
+            "a slot beyond the cache",
+            &["slot 192", "192"],
+            append(32, &[0, 192]),
+        ),
         Case::refused("kv_append", "too few slots", &["2", "1"], append(32, &[0])),
-        Case::refused("kv_append", "a wrong width", &["32", "31"], append(31, &[0, 1])),
+        Case::refused(
+            "kv_append",
+            "a wrong width",
+            &["32", "31"],
+            append(31, &[0, 1]),
+        ),
     ]
 }

@@ -185,11 +185,7 @@ impl Matrix {
         values: &[f32],
     ) -> Result<Self, Failure> {
         let mut matrix = Self::output(dtype, rows, cols)?;
-        let (width, top, left) = (
-            matrix.tensor.cols(),
-            matrix.rows.start,
-            matrix.cols.start,
-        );
+        let (width, top, left) = (matrix.tensor.cols(), matrix.rows.start, matrix.cols.start);
         let place = |i: usize| (top + i / cols) * width + left + i % cols;
         match dtype {
             DType::Bf16 => put(&mut matrix.tensor, values, place, bf16::from_f32)?,
@@ -382,8 +378,16 @@ fn put<T: Element>(
 /// The bits of every element of a tensor.
 pub(crate) fn bits(tensor: &Tensor) -> Result<Vec<u32>, Failure> {
     Ok(match tensor.dtype() {
-        DType::F32 => tensor.as_slice::<f32>()?.iter().map(|x| x.to_bits()).collect(),
-        DType::I32 => tensor.as_slice::<i32>()?.iter().map(|x| *x as u32).collect(),
+        DType::F32 => tensor
+            .as_slice::<f32>()?
+            .iter()
+            .map(|x| x.to_bits())
+            .collect(),
+        DType::I32 => tensor
+            .as_slice::<i32>()?
+            .iter()
+            .map(|x| *x as u32)
+            .collect(),
         DType::Bf16 => {
             let values = tensor.as_slice::<bf16>()?.iter();
             values.map(|x| u32::from(x.to_bits())).collect()
@@ -406,7 +410,11 @@ pub(crate) fn decode(dtype: DType, bits: u32) -> f64 {
 }
 
 fn guard(dtype: DType) -> u32 {
-    if dtype.size() == 2 { GUARD & 0xffff } else { GUARD }
+    if dtype.size() == 2 {
+        GUARD & 0xffff
+    } else {
+        GUARD
+    }
 }
 
 /// A NaN in each float type, and unlike anything computed.

@@ -7,7 +7,11 @@ use crate::cases::Output;
 /// Refuses outputs that differ from the reference in a bit. Every NaN equals every NaN.
 pub(crate) fn same_bits(expected: &[Output], got: &[Output]) -> Result<(), String> {
     if expected.len() != got.len() {
-        return Err(format!("{} outputs, expected {}", got.len(), expected.len()));
+        return Err(format!(
+            "{} outputs, expected {}",
+            got.len(),
+            expected.len()
+        ));
     }
     for (expected, got) in expected.iter().zip(got) {
         if (expected.dtype, expected.rows, expected.cols) != (got.dtype, got.rows, got.cols) {

@@ -18,18 +18,48 @@ pub(crate) fn cases() -> Vec<Case> {
             specs.extend(COLS.map(|n| sizes(3, n, 65)));
             specs.extend(DEPTHS.map(|k| sizes(3, 17, k)));
             specs.extend([
-                Spec { x: Fill::Mixed, ..sizes(9, 35, 130) },
-                Spec { x: Fill::Mixed, w: Source::Zeros, ..sizes(9, 35, 130) },
-                Spec { x: Fill::LastColumn, w: Source::LastColumn, ..sizes(2, 17, 4304) },
-                Spec { split: Some(1), ..sizes(9, 19, 300) },
-                Spec { split: Some(4), ..sizes(70, 19, 300) },
-                Spec { w: Source::Clipped(99.0), ..sizes(2, 17, 300) },
-                Spec { w: Source::Small, ..sizes(2, 17, 300) },
+                Spec {
+                    x: Fill::Mixed,
+                    ..sizes(9, 35, 130)
+                },
+                Spec {
+                    x: Fill::Mixed,
+                    w: Source::Zeros,
+                    ..sizes(9, 35, 130)
+                },
+                Spec {
+                    x: Fill::LastColumn,
+                    w: Source::LastColumn,
+                    ..sizes(2, 17, 4304)
+                },
+                Spec {
+                    split: Some(1),
+                    ..sizes(9, 19, 300)
+                },
+                Spec {
+                    split: Some(4),
+                    ..sizes(70, 19, 300)
+                },
+                Spec {
+                    w: Source::Clipped(99.0),
+                    ..sizes(2, 17, 300)
+                },
+                Spec {
+                    w: Source::Small,
+                    ..sizes(2, 17, 300)
+                },
             ]);
             let poisons = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY];
-            specs.extend(poisons.map(|x| Spec { x: Fill::Poisoned(x), ..sizes(5, 17, 65) }));
+            specs.extend(poisons.map(|x| Spec {
+                x: Fill::Poisoned(x),
+                ..sizes(5, 17, 65)
+            }));
             if !matches!(format, Format::Dense(_)) {
-                let integers = |w, m, n, k| Spec { w, x: Fill::Extreme, ..sizes(m, n, k) };
+                let integers = |w, m, n, k| Spec {
+                    w,
+                    x: Fill::Extreme,
+                    ..sizes(m, n, k)
+                };
                 specs.extend([
                     integers(Source::Integers, 3, 17, 100),
                     integers(Source::Lowest, 5, 33, 1152),
@@ -49,18 +79,32 @@ pub(crate) fn cases() -> Vec<Case> {
 
 pub(crate) fn perf_cases() -> Vec<Case> {
     let mut cases = Vec::new();
-    let int8 = [Format::W8 { group: 0 }, Format::W8 { group: 128 }, Format::W4 { group: 64 }];
+    let int8 = [
+        Format::W8 { group: 0 },
+        Format::W8 { group: 128 },
+        Format::W4 { group: 64 },
+    ];
     for format in int8 {
         for m in [1, 16, 128] {
             for input in [Input::Int8(DType::Bf16), Input::Float(DType::Bf16)] {
                 if m <= 16 || input != Input::Float(DType::Bf16) {
-                    cases.push(Spec { m, n: 2560, k: 2560, ..Spec::new(format, input) });
+                    cases.push(Spec {
+                        m,
+                        n: 2560,
+                        k: 2560,
+                        ..Spec::new(format, input)
+                    });
                 }
             }
         }
     }
     let dense = Spec::new(Format::Dense(DType::Bf16), Input::Float(DType::Bf16));
-    cases.extend([1, 16].map(|m| Spec { m, n: 2560, k: 2560, ..dense }));
+    cases.extend([1, 16].map(|m| Spec {
+        m,
+        n: 2560,
+        k: 2560,
+        ..dense
+    }));
     cases.into_iter().map(Spec::case).collect()
 }
 
@@ -142,8 +186,20 @@ impl Spec {
     }
 
     fn name(self) -> String {
-        let split = self.split.map_or(String::new(), |rows| format!(" in {rows}s"));
-        let Self { format, input, out, m, n, k, x, w, .. } = self;
+        let split = self
+            .split
+            .map_or(String::new(), |rows| format!(" in {rows}s"));
+        let Self {
+            format,
+            input,
+            out,
+            m,
+            n,
+            k,
+            x,
+            w,
+            ..
+        } = self;
         format!("{format}, {input:?} -> {out}, {m} x {n} x {k}{split}, x {x:?}, w {w:?}")
     }
 
@@ -167,7 +223,12 @@ impl Spec {
     }
 
     fn activations(self) -> Vec<f32> {
-        filled(self.x, self.input.dtype(), (self.m, self.k), &mut self.rng())
+        filled(
+            self.x,
+            self.input.dtype(),
+            (self.m, self.k),
+            &mut self.rng(),
+        )
     }
 
     fn bias(self) -> Vec<f32> {
@@ -201,11 +262,17 @@ impl Spec {
         let x: Vec<Vec<f64>> = match self.input {
             Input::Float(_) => {
                 let x = self.activations();
-                x.chunks(self.k).map(|x| x.iter().map(|x| f64::from(*x)).collect()).collect()
+                x.chunks(self.k)
+                    .map(|x| x.iter().map(|x| f64::from(*x)).collect())
+                    .collect()
             }
             Input::Int8(_) => (0..self.m).map(|m| dequantized(outputs, m)).collect(),
         };
-        let bias = if self.m % 2 == 1 { self.bias() } else { vec![0.0; self.n] };
+        let bias = if self.m % 2 == 1 {
+            self.bias()
+        } else {
+            vec![0.0; self.n]
+        };
         let groups = self.format.groups(self.k);
         let worst = within(&outputs[0], |m, n| {
             rows[n].product(&x[m], f64::from(bias[n]), self.k + 3 * groups + 4)
@@ -214,8 +281,14 @@ impl Spec {
             self.check_steps(&outputs[0], &rows, &x)?;
         }
         if let Some(second) = self.split.and(outputs.get(1)) {
-            crate::compare::same_bits(&outputs[..1], &[Output { name: outputs[0].name, ..second.clone() }])
-                .map_err(|what| format!("split rows: {what}"))?;
+            crate::compare::same_bits(
+                &outputs[..1],
+                &[Output {
+                    name: outputs[0].name,
+                    ..second.clone()
+                }],
+            )
+            .map_err(|what| format!("split rows: {what}"))?;
         }
         if let (Fill::Poisoned(_), 1..) = (self.x, self.m) {
             check_poison(self, &outputs[0])?;
@@ -228,7 +301,11 @@ impl Spec {
     /// C084: against the floats before anything was quantised, in the bound that half a step of each gives.
     fn check_steps(self, out: &Output, rows: &[Row], quantised: &[Vec<f64>]) -> Result<(), String> {
         let activations = self.activations();
-        let bias = if self.m % 2 == 1 { self.bias() } else { vec![0.0; self.n] };
+        let bias = if self.m % 2 == 1 {
+            self.bias()
+        } else {
+            vec![0.0; self.n]
+        };
         within(out, |m, n| {
             let w = floats(self.w, self.n as u64, n, self.k);
             let (mut value, mut error) = (f64::from(bias[n]), 0.0);
@@ -239,7 +316,10 @@ impl Spec {
                 error += x.abs() * dw + dx * (w.abs() + dw) + 4.0 * UNIT * (x * w).abs();
             }
             let sum = rows[n].product(&quantised[m], f64::from(bias[n]), 2 * self.k);
-            Bounded { value, error: error + sum.error }
+            Bounded {
+                value,
+                error: error + sum.error,
+            }
         })?;
         Ok(())
     }
@@ -256,7 +336,9 @@ struct Linear {
 
 impl Prepared for Linear {
     fn run(&mut self, backend: &dyn Backend) -> Result<(), Failure> {
-        let Spec { m, input, split, .. } = self.spec;
+        let Spec {
+            m, input, split, ..
+        } = self.spec;
         let mut call = |first: usize, count: usize, out: &mut Matrix| {
             let x = self.x.view().row_range(first..first + count);
             let input = match input {
@@ -267,7 +349,11 @@ impl Prepared for Linear {
                 }
             };
             let out = out.view_mut().row_range(first..first + count);
-            backend.linear(LinearArgs { input, weights: &self.weights, out })
+            backend.linear(LinearArgs {
+                input,
+                weights: &self.weights,
+                out,
+            })
         };
         if let (Some(rows), Some(second)) = (split, &mut self.second) {
             for first in (0..m).step_by(rows) {
@@ -339,7 +425,10 @@ impl Row {
 /// The poisoned row has no finite output; the others are those of clean rows.
 fn check_poison(spec: Spec, out: &Output) -> Result<(), String> {
     let text = |failure: Failure| failure.to_string();
-    let clean = Spec { x: Fill::Normal, ..spec };
+    let clean = Spec {
+        x: Fill::Normal,
+        ..spec
+    };
     let mut linear = clean.prepare(&ReferenceBackend).map_err(text)?;
     linear.run(&ReferenceBackend).map_err(text)?;
     let clean = linear.out.read("out").map_err(text)?;
@@ -385,7 +474,10 @@ pub(crate) fn fill(
         let read = |row: usize, w: &mut [f32]| {
             w.copy_from_slice(&floats(source, seed, first + row, k));
         };
-        let source = RowSource::Floats { read: &read, clip_percentile };
+        let source = RowSource::Floats {
+            read: &read,
+            clip_percentile,
+        };
         backend.fill_weights(weights, first, count, source)?;
     }
     Ok(())
@@ -410,12 +502,19 @@ pub(crate) fn floats(source: Source, seed: u64, row: usize, k: usize) -> Vec<f32
 
 fn integers(source: Source, format: Format, seed: u64, q: &mut [i8], scales: &mut [f32]) {
     let mut rng = Rng::new(seed);
-    let (low, high) = if matches!(format, Format::W4 { .. }) { (-8, 7) } else { (-128, 127) };
+    let (low, high) = if matches!(format, Format::W4 { .. }) {
+        (-8, 7)
+    } else {
+        (-128, 127)
+    };
     for q in q {
         *q = match source {
             Source::Lowest => low,
             Source::Highest => high,
-            _ => (i64::from(low) + rng.below((i64::from(high) - i64::from(low) + 1) as usize) as i64) as i8,
+            _ => {
+                (i64::from(low) + rng.below((i64::from(high) - i64::from(low) + 1) as usize) as i64)
+                    as i8
+            }
         };
     }
     for scale in scales {
@@ -431,7 +530,12 @@ fn large(format: Format) -> Vec<Spec> {
         let base = Spec::new(format, input);
         let int8 = matches!(input, Input::Int8(_));
         if format.is_per_channel() && int8 {
-            specs.push(Spec { m: 2, n: 3, k: 70_001, ..base });
+            specs.push(Spec {
+                m: 2,
+                n: 3,
+                k: 70_001,
+                ..base
+            });
         }
         let (m, n) = if int8 { (70, 130) } else { (17, 67) };
         specs.extend([576, 896, 1152].map(|k| Spec { m, n, k, ..base }));
@@ -477,7 +581,15 @@ struct Product {
 
 impl Product {
     fn case(self) -> Case {
-        let Self { format, m, n, k, x, w, expected } = self;
+        let Self {
+            format,
+            m,
+            n,
+            k,
+            x,
+            w,
+            expected,
+        } = self;
         let name = format!("i32 product, {format}, {m} x {n} x {k}, x {x:?}, w {w:?}");
         Case::new("linear", name, move |backend| {
             let mut weights = backend.weights(format, n, k)?;
@@ -529,16 +641,60 @@ fn products() -> Vec<Case> {
     };
     let minus_128 = |k: usize| Some(-(k as i32) * 127 * 128);
     let mut products = vec![
-        Product { expected: Some(1_032_256), ..base },
-        Product { w: Source::Lowest, expected: minus_128(64), ..base },
-        Product { m: 1, n: 2, k: 70_001, expected: Some(70_001 * 127 * 127), ..base },
-        Product { m: 1, n: 2, k: 133_144, expected: Some(2_147_479_576), ..base },
-        Product { m: 2, n: 1, k: 133_144, expected: Some(2_147_479_576), ..base },
-        Product { m: 1, n: 2, k: 132_104, w: Source::Lowest, expected: minus_128(132_104), ..base },
+        Product {
+            expected: Some(1_032_256),
+            ..base
+        },
+        Product {
+            w: Source::Lowest,
+            expected: minus_128(64),
+            ..base
+        },
+        Product {
+            m: 1,
+            n: 2,
+            k: 70_001,
+            expected: Some(70_001 * 127 * 127),
+            ..base
+        },
+        Product {
+            m: 1,
+            n: 2,
+            k: 133_144,
+            expected: Some(2_147_479_576),
+            ..base
+        },
+        Product {
+            m: 2,
+            n: 1,
+            k: 133_144,
+            expected: Some(2_147_479_576),
+            ..base
+        },
+        Product {
+            m: 1,
+            n: 2,
+            k: 132_104,
+            w: Source::Lowest,
+            expected: minus_128(132_104),
+            ..base
+        },
     ];
     for k in DEPTHS {
-        let random = Product { k, x: Fill::Mixed, w: Source::Integers, m: 9, ..base };
-        products.extend([random, Product { format: Format::W4 { group: 0 }, ..random }]);
+        let random = Product {
+            k,
+            x: Fill::Mixed,
+            w: Source::Integers,
+            m: 9,
+            ..base
+        };
+        products.extend([
+            random,
+            Product {
+                format: Format::W4 { group: 0 },
+                ..random
+            },
+        ]);
     }
     products.into_iter().map(Product::case).collect()
 }
@@ -546,7 +702,12 @@ fn products() -> Vec<Case> {
 fn refusals() -> Vec<Case> {
     let w8 = Format::W8 { group: 0 };
     let weights = move |format: Format, n, k| {
-        move |backend: &dyn Backend| backend.weights(format, n, k).map(|_| ()).map_err(Failure::from)
+        move |backend: &dyn Backend| {
+            backend
+                .weights(format, n, k)
+                .map(|_| ())
+                .map_err(Failure::from)
+        }
     };
     let call = |format: Format, x: (usize, usize), out: (DType, usize, usize)| {
         move |backend: &dyn Backend| {
@@ -554,30 +715,83 @@ fn refusals() -> Vec<Case> {
             let x = Matrix::input(DType::F32, x.0, x.1, &vec![1.0; x.0 * x.1])?;
             let mut y = Matrix::output(out.0, out.1, out.2)?;
             let input = LinearInput::Float(x.view());
-            Ok(backend.linear(LinearArgs { input, weights: &weights, out: y.view_mut() })?)
+            Ok(backend.linear(LinearArgs {
+                input,
+                weights: &weights,
+                out: y.view_mut(),
+            })?)
         }
     };
     vec![
-        Case::refused("linear", "K = 133,145", &["133145", "133144"], weights(w8, 1, 133_145)),
-        Case::refused("linear", "a group of 48", &["48"], weights(Format::W8 { group: 48 }, 1, 96)),
+        Case::refused(
+            "linear",
+            "K = 133,145",
+            &["133145", "133144"],
+            weights(w8, 1, 133_145),
+        ),
+        Case::refused(
+            "linear",
+            "a group of 48",
+            &["48"],
+            weights(Format::W8 { group: 48 }, 1, 96),
+        ),
         Case::refused("linear", "no rows", &["0 x 8"], weights(w8, 0, 8)),
-        Case::refused("linear", "dense i8", &["i8"], weights(Format::Dense(DType::I8), 1, 8)),
-        Case::refused("linear", "a wrong K", &["linear", "8", "7"], call(w8, (2, 7), (DType::F32, 2, 4))),
-        Case::refused("linear", "a wrong M", &["linear", "2", "3"], call(w8, (2, 8), (DType::F32, 3, 4))),
-        Case::refused("linear", "a wrong N", &["linear", "4", "5"], call(w8, (2, 8), (DType::F32, 2, 5))),
-        Case::refused("linear", "an f16 output", &["f16"], call(w8, (2, 8), (DType::F16, 2, 4))),
-        Case::refused("linear", "INT8 rows with dense weights", &["dense bf16"], |backend| {
-            let weights = backend.weights(Format::Dense(DType::Bf16), 4, 8)?;
-            let rows = one_row(backend)?;
-            let mut out = Matrix::output(DType::F32, 1, 4)?;
-            let input = LinearInput::Int8(&rows);
-            Ok(backend.linear(LinearArgs { input, weights: &weights, out: out.view_mut() })?)
-        }),
-        Case::refused("linear", "an i32 product per group", &["per channel", "group 32"], |backend| {
-            let weights = backend.weights(Format::W8 { group: 32 }, 4, 8)?;
-            let mut out = Matrix::output(DType::I32, 1, 4)?;
-            Ok(backend.matmul_i32(&one_row(backend)?, &weights, out.view_mut())?)
-        }),
+        Case::refused(
+            "linear",
+            "dense i8",
+            &["i8"],
+            weights(Format::Dense(DType::I8), 1, 8),
+        ),
+        Case::refused(
+            "linear",
+            "a wrong K",
+            &["linear", "8", "7"],
+            call(w8, (2, 7), (DType::F32, 2, 4)),
+        ),
+        Case::refused(
+            "linear",
+            "a wrong M",
+            &["linear", "2", "3"],
+            call(w8, (2, 8), (DType::F32, 3, 4)),
+        ),
+        Case::refused(
+            "linear",
+            "a wrong N",
+            &["linear", "4", "5"],
+            call(w8, (2, 8), (DType::F32, 2, 5)),
+        ),
+        Case::refused(
+            "linear",
+            "an f16 output",
+            &["f16"],
+            call(w8, (2, 8), (DType::F16, 2, 4)),
+        ),
+        Case::refused(
+            "linear",
+            "INT8 rows with dense weights",
+            &["dense bf16"],
+            |backend| {
+                let weights = backend.weights(Format::Dense(DType::Bf16), 4, 8)?;
+                let rows = one_row(backend)?;
+                let mut out = Matrix::output(DType::F32, 1, 4)?;
+                let input = LinearInput::Int8(&rows);
+                Ok(backend.linear(LinearArgs {
+                    input,
+                    weights: &weights,
+                    out: out.view_mut(),
+                })?)
+            },
+        ),
+        Case::refused(
+            "linear",
+            "an i32 product per group",
+            &["per channel", "group 32"],
+            |backend| {
+                let weights = backend.weights(Format::W8 { group: 32 }, 4, 8)?;
+                let mut out = Matrix::output(DType::I32, 1, 4)?;
+                Ok(backend.matmul_i32(&one_row(backend)?, &weights, out.view_mut())?)
+            },
+        ),
         Case::refused("linear", "an f32 product", &["i32", "f32"], |backend| {
             let weights = backend.weights(Format::W8 { group: 0 }, 4, 8)?;
             let mut out = Matrix::output(DType::F32, 1, 4)?;
@@ -588,7 +802,10 @@ fn refusals() -> Vec<Case> {
 
 fn one_row(backend: &dyn Backend) -> Result<QuantizedRows, Failure> {
     let mut rows = backend.quantized_rows(1, 8)?;
-    backend.quantize(Matrix::input(DType::F32, 1, 8, &[1.0; 8])?.view(), &mut rows)?;
+    backend.quantize(
+        Matrix::input(DType::F32, 1, 8, &[1.0; 8])?.view(),
+        &mut rows,
+    )?;
     Ok(rows)
 }
 

@@ -87,7 +87,11 @@ impl Options {
         cases.retain(|case| {
             let name = format!("{}: {}", case.op, case.name);
             let fits = |filter: &String| {
-                if self.exact { name == *filter } else { name.contains(filter.as_str()) }
+                if self.exact {
+                    name == *filter
+                } else {
+                    name.contains(filter.as_str())
+                }
             };
             (self.filters.is_empty() || self.filters.iter().any(fits))
                 && !self.skips.iter().any(|skip| name.contains(skip.as_str()))
@@ -105,7 +109,10 @@ struct Subjects {
 
 impl Subjects {
     fn find() -> Self {
-        Self { backends: Vec::new(), missing: Vec::new() }
+        Self {
+            backends: Vec::new(),
+            missing: Vec::new(),
+        }
     }
 }
 
@@ -151,7 +158,13 @@ fn test(cases: &[Case], subjects: &Subjects) -> ExitCode {
 
 fn report(tallies: &BTreeMap<&str, Tally>) -> ExitCode {
     for (op, tally) in tallies {
-        let Tally { cases, passed, failed, skipped, bound_used } = tally;
+        let Tally {
+            cases,
+            passed,
+            failed,
+            skipped,
+            bound_used,
+        } = tally;
         println!(
             "{op:<10} {cases:>5} cases {passed:>6} passed {failed:>4} failed {skipped:>5} skipped, {:>5.1} % of a bound used",
             100.0 * bound_used
@@ -164,7 +177,11 @@ fn report(tallies: &BTreeMap<&str, Tally>) -> ExitCode {
         sum(|tally| tally.passed),
         sum(|tally| tally.skipped)
     );
-    if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    if failed == 0 {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
 }
 
 /// Which backend takes which case: a line for each case that a backend refuses, and its counts.
@@ -172,14 +189,17 @@ fn support(cases: &[Case], subjects: &Subjects) -> ExitCode {
     for (name, reason) in &subjects.missing {
         println!("{name}: not on this machine: {reason}");
     }
-    let reference: (String, Box<dyn Backend>) = ("reference".to_owned(), Box::new(ReferenceBackend));
+    let reference: (String, Box<dyn Backend>) =
+        ("reference".to_owned(), Box::new(ReferenceBackend));
     for (name, backend) in std::iter::once(&reference).chain(&subjects.backends) {
         let mut taken: BTreeMap<&str, (usize, usize)> = BTreeMap::new();
         for case in cases.iter().filter(|case| case.refused.is_none()) {
             let counts = taken.entry(case.op).or_default();
             counts.1 += 1;
             match outcome(case, backend.as_ref()) {
-                Err(Failure::Refused(what)) => println!("{name}: {}: {}: {what}", case.op, case.name),
+                Err(Failure::Refused(what)) => {
+                    println!("{name}: {}: {}: {what}", case.op, case.name)
+                }
                 _ => counts.0 += 1,
             }
         }
@@ -201,7 +221,10 @@ fn outcome(case: &Case, backend: &dyn Backend) -> Result<Vec<Output>, Failure> {
     catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().cloned();
         let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
-        Err(Failure::Wrong(format!("panicked: {}", text.unwrap_or_default())))
+        Err(Failure::Wrong(format!(
+            "panicked: {}",
+            text.unwrap_or_default()
+        )))
     })
 }
 
@@ -240,7 +263,9 @@ fn compare_outcomes(
         (Ok(expected), Ok(got)) => compare::same_bits(expected, got),
         (Err(Failure::Refused(expected)), Err(Failure::Refused(got))) if expected == got => Ok(()),
         (Err(Failure::Refused(_)), Ok(_)) => Err("was not refused".to_owned()),
-        (Err(Failure::Refused(expected)), Err(got)) => Err(format!("{got}, expected refused: {expected}")),
+        (Err(Failure::Refused(expected)), Err(got)) => {
+            Err(format!("{got}, expected refused: {expected}"))
+        }
         (_, Err(got)) => Err(got.to_string()),
         (Err(Failure::Wrong(_)), Ok(_)) => Err("the reference has no result".to_owned()),
     }

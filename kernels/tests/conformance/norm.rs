@@ -2,7 +2,9 @@
 
 use cider_kernels::{Backend, DType, NormArgs, NormKind, QuantizedRows, RowsOut};
 
-use crate::cases::{ACTIVATIONS, Case, Failure, Fill, Matrix, Output, Prepared, Rng, TAILS, filled};
+use crate::cases::{
+    ACTIVATIONS, Case, Failure, Fill, Matrix, Output, Prepared, Rng, TAILS, filled,
+};
 use crate::compare::{Bounded, UNIT, gamma, same_bits, within};
 
 pub(crate) fn cases() -> Vec<Case> {
@@ -10,13 +12,39 @@ pub(crate) fn cases() -> Vec<Case> {
     for kind in [NormKind::Rms, NormKind::Layer] {
         for dtype in ACTIVATIONS {
             for quantised in [false, true] {
-                let base = Spec { kind, dtype, quantised, rows: 3, segments: 1, length: 64, fill: Fill::Normal };
+                let base = Spec {
+                    kind,
+                    dtype,
+                    quantised,
+                    rows: 3,
+                    segments: 1,
+                    length: 64,
+                    fill: Fill::Normal,
+                };
                 specs.extend(TAILS.map(|length| Spec { length, ..base }));
-                specs.extend(TAILS.map(|length| Spec { length, rows: 2, segments: 3, ..base }));
-                specs.extend([1, 2, 5, 9, 70].map(|rows| Spec { rows, length: 100, ..base }));
-                specs.extend([17, 576].map(|length| Spec { rows: 9, length, fill: Fill::Mixed, ..base }));
+                specs.extend(TAILS.map(|length| Spec {
+                    length,
+                    rows: 2,
+                    segments: 3,
+                    ..base
+                }));
+                specs.extend([1, 2, 5, 9, 70].map(|rows| Spec {
+                    rows,
+                    length: 100,
+                    ..base
+                }));
+                specs.extend([17, 576].map(|length| Spec {
+                    rows: 9,
+                    length,
+                    fill: Fill::Mixed,
+                    ..base
+                }));
                 let poisons = [f32::NAN, f32::INFINITY];
-                specs.extend(poisons.map(|x| Spec { length: 33, fill: Fill::Poisoned(x), ..base }));
+                specs.extend(poisons.map(|x| Spec {
+                    length: 33,
+                    fill: Fill::Poisoned(x),
+                    ..base
+                }));
             }
         }
     }
@@ -35,7 +63,9 @@ pub(crate) fn perf_cases() -> Vec<Case> {
         length: 2560,
         fill: Fill::Normal,
     };
-    [spec(1, false), spec(128, false), spec(128, true)].map(Spec::case).into()
+    [spec(1, false), spec(128, false), spec(128, true)]
+        .map(Spec::case)
+        .into()
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -51,13 +81,23 @@ struct Spec {
 
 impl Spec {
     fn case(self) -> Case {
-        let Self { kind, dtype, quantised, rows, segments, length, fill } = self;
+        let Self {
+            kind,
+            dtype,
+            quantised,
+            rows,
+            segments,
+            length,
+            fill,
+        } = self;
         let out = if quantised { "int8" } else { "float" };
         let name = format!("{kind:?} {dtype} -> {out}, {rows} x {segments} x {length} {fill:?}");
         let elements = rows * segments * length;
-        Case::new("norm", name, move |backend| Ok(Box::new(self.prepare(backend)?)))
-            .twin(move |outputs| self.check(outputs))
-            .work(elements * 2 * dtype.size(), elements * 4)
+        Case::new("norm", name, move |backend| {
+            Ok(Box::new(self.prepare(backend)?))
+        })
+        .twin(move |outputs| self.check(outputs))
+        .work(elements * 2 * dtype.size(), elements * 4)
     }
 
     fn cols(self) -> usize {
@@ -105,7 +145,11 @@ impl Spec {
             }
             // An infinity makes its own element NaN, and the others zero or NaN.
             let infinite = segment.iter().any(|x| x.is_infinite()) && self.kind == NormKind::Rms;
-            let value = if infinite && col % self.length + 1 < self.length { 0.0 } else { f64::NAN };
+            let value = if infinite && col % self.length + 1 < self.length {
+                0.0
+            } else {
+                f64::NAN
+            };
             Bounded::exact(value)
         })
     }
@@ -117,16 +161,23 @@ impl Spec {
         let (mut mean, mut off) = (0.0, 0.0);
         if self.kind == NormKind::Layer {
             mean = x.iter().sum::<f64>() / length;
-            off = gamma(steps) * x.iter().map(|x| x.abs()).sum::<f64>() / length;
+            off = 2f64.powi(-149) + gamma(steps) * x.iter().map(|x| x.abs()).sum::<f64>() / length;
         }
         let d = |x: f64| x - mean;
         let d_error = |x: f64| off + UNIT * d(x).abs();
         let power = x.iter().map(|&x| d(x) * d(x)).sum::<f64>() / length;
         if power > f64::from(f32::MAX) / length {
             // Squares may overflow; the result is then zero or not a number.
-            return Bounded { value: 0.0, error: f64::INFINITY };
+            return Bounded {
+                value: 0.0,
+                error: f64::INFINITY,
+            };
         }
-        let power_error = x.iter().map(|&x| 2.0 * d(x).abs() * d_error(x) + d_error(x).powi(2)).sum::<f64>() / length;
+        let power_error = x
+            .iter()
+            .map(|&x| 2.0 * d(x).abs() * d_error(x) + d_error(x).powi(2))
+            .sum::<f64>()
+            / length;
         let power_error = power_error + gamma(steps) * power + 2f64.powi(-149);
         let variance = power + f64::from(EPS);
         let r = 1.0 / variance.sqrt();
@@ -174,7 +225,10 @@ impl Prepared for Norm {
     fn outputs(&self) -> Result<Vec<Output>, Failure> {
         if self.spec.quantised {
             self.float.read("out")?;
-            let (fused, unfused) = (Output::quantized(&self.int8), Output::quantized(&self.unfused));
+            let (fused, unfused) = (
+                Output::quantized(&self.int8),
+                Output::quantized(&self.unfused),
+            );
             return Ok([fused, unfused].concat());
         }
         Ok(vec![self.float.read("out")?])
@@ -198,22 +252,52 @@ fn refusals() -> Vec<Case> {
     };
     let (rms, layer, f32) = (NormKind::Rms, NormKind::Layer, DType::F32);
     vec![
-        Case::refused("norm", "columns that weights do not divide", &["12", "8"], call(12, (f32, 12), None, rms)),
-        Case::refused("norm", "a wrong output", &["16", "8"], call(16, (f32, 8), None, rms)),
-        Case::refused("norm", "another dtype", &["f32", "bf16"], call(16, (DType::Bf16, 16), None, rms)),
-        Case::refused("norm", "a bias of an RMS norm", &["bias"], call(8, (f32, 8), Some(&[0.0; 8]), rms)),
-        Case::refused("norm", "a short bias", &["8", "3"], call(8, (f32, 8), Some(&[0.0; 3]), layer)),
-        Case::refused("norm", "int8 rows without room", &["2 x 70", "1 x 64"], |backend| {
-            let x = Matrix::input(DType::F32, 2, 70, &[1.0; 140])?;
-            Ok(backend.norm(NormArgs {
-                x: x.view(),
-                weight: &[1.0; 70],
-                bias: None,
-                eps: EPS,
-                kind: NormKind::Rms,
-                out: RowsOut::Int8(&mut backend.quantized_rows(1, 64)?),
-            })?)
-        }),
+        Case::refused(
+            "norm",
+            "columns that weights do not divide",
+            &["12", "8"],
+            call(12, (f32, 12), None, rms),
+        ),
+        Case::refused(
+            "norm",
+            "a wrong output",
+            &["16", "8"],
+            call(16, (f32, 8), None, rms),
+        ),
+        Case::refused(
+            "norm",
+            "another dtype",
+            &["f32", "bf16"],
+            call(16, (DType::Bf16, 16), None, rms),
+        ),
+        Case::refused(
+            "norm",
+            "a bias of an RMS norm",
+            &["bias"],
+            call(8, (f32, 8), Some(&[0.0; 8]), rms),
+        ),
+        Case::refused(
+            "norm",
+            "a short bias",
+            &["8", "3"],
+            call(8, (f32, 8), Some(&[0.0; 3]), layer),
+        ),
+        Case::refused(
+            "norm",
+            "int8 rows without room",
+            &["2 x 70", "1 x 64"],
+            |backend| {
+                let x = Matrix::input(DType::F32, 2, 70, &[1.0; 140])?;
+                Ok(backend.norm(NormArgs {
+                    x: x.view(),
+                    weight: &[1.0; 70],
+                    bias: None,
+                    eps: EPS,
+                    kind: NormKind::Rms,
+                    out: RowsOut::Int8(&mut backend.quantized_rows(1, 64)?),
+                })?)
+            },
+        ),
     ]
 }
 

@@ -26,7 +26,11 @@ pub(crate) fn run(cases: &[Case], backends: &[(String, Box<dyn Backend>)]) -> Ex
             }
         }
     }
-    if wrong { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+    if wrong {
+        ExitCode::FAILURE
+    } else {
+        ExitCode::SUCCESS
+    }
 }
 
 fn line(case: &Case, backend: &str, median: Duration) -> String {

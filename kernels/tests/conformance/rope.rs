@@ -10,15 +10,45 @@ use crate::compare::{Bounded, UNIT, within};
 pub(crate) fn cases() -> Vec<Case> {
     let mut specs = Vec::new();
     for dtype in ACTIVATIONS {
-        let base = Spec { dtype, rows: 3, heads: 2, head: 64, rotary: 64, fill: Fill::Normal };
-        let sizes = [(2, 2), (16, 16), (24, 24), (64, 64), (72, 72), (80, 80), (96, 96), (128, 128), (160, 160), (256, 256)];
+        let base = Spec {
+            dtype,
+            rows: 3,
+            heads: 2,
+            head: 64,
+            rotary: 64,
+            fill: Fill::Normal,
+        };
+        let sizes = [
+            (2, 2),
+            (16, 16),
+            (24, 24),
+            (64, 64),
+            (72, 72),
+            (80, 80),
+            (96, 96),
+            (128, 128),
+            (160, 160),
+            (256, 256),
+        ];
         let partial = [(64, 32), (80, 20), (96, 64), (31, 30), (17, 2), (128, 34)];
         let sizes = sizes.into_iter().chain(partial);
-        specs.extend(sizes.map(|(head, rotary)| Spec { head, rotary, ..base }));
+        specs.extend(sizes.map(|(head, rotary)| Spec {
+            head,
+            rotary,
+            ..base
+        }));
         specs.extend([1, 2, 9, 70].map(|rows| Spec { rows, ..base }));
         specs.extend([1, 3, 9].map(|heads| Spec { heads, ..base }));
-        specs.push(Spec { rows: 9, fill: Fill::Mixed, ..base });
-        specs.push(Spec { rows: 3, fill: Fill::Poisoned(f32::NAN), ..base });
+        specs.push(Spec {
+            rows: 9,
+            fill: Fill::Mixed,
+            ..base
+        });
+        specs.push(Spec {
+            rows: 3,
+            fill: Fill::Poisoned(f32::NAN),
+            ..base
+        });
     }
     let mut cases: Vec<Case> = specs.into_iter().map(Spec::case).collect();
     cases.extend(refusals());
@@ -26,7 +56,14 @@ pub(crate) fn cases() -> Vec<Case> {
 }
 
 pub(crate) fn perf_cases() -> Vec<Case> {
-    let base = Spec { dtype: DType::Bf16, rows: 128, heads: 32, head: 128, rotary: 128, fill: Fill::Normal };
+    let base = Spec {
+        dtype: DType::Bf16,
+        rows: 128,
+        heads: 32,
+        head: 128,
+        rotary: 128,
+        fill: Fill::Normal,
+    };
     [base, Spec { rows: 1, ..base }].map(Spec::case).into()
 }
 
@@ -42,7 +79,14 @@ struct Spec {
 
 impl Spec {
     fn case(self) -> Case {
-        let Self { dtype, rows, heads, head, rotary, fill } = self;
+        let Self {
+            dtype,
+            rows,
+            heads,
+            head,
+            rotary,
+            fill,
+        } = self;
         let name = format!("{dtype} {rows} x {heads} x {head}, {rotary} rotated, {fill:?}");
         let elements = rows * heads * head;
         Case::new("rope", name, move |backend| self.prepare(backend))
@@ -52,12 +96,19 @@ impl Spec {
 
     fn x(self) -> Vec<f32> {
         let mut rng = Rng::new(self.head as u64);
-        filled(self.fill, self.dtype, (self.rows, self.heads * self.head), &mut rng)
+        filled(
+            self.fill,
+            self.dtype,
+            (self.rows, self.heads * self.head),
+            &mut rng,
+        )
     }
 
     /// Positions in no order, the last of the table among them.
     fn positions(self) -> Vec<u32> {
-        (0..self.rows).map(|row| (row * 37 + POSITIONS - 1) as u32 % POSITIONS as u32).collect()
+        (0..self.rows)
+            .map(|row| (row * 37 + POSITIONS - 1) as u32 % POSITIONS as u32)
+            .collect()
     }
 
     fn prepare(self, _: &dyn Backend) -> Result<Box<dyn Prepared>, Failure> {
@@ -72,18 +123,28 @@ impl Spec {
     fn check(self, out: &Output) -> Result<f64, String> {
         let (x, positions, half) = (self.x(), self.positions(), self.rotary / 2);
         within(out, |row, col| {
-            let (start, i) = (row * out.cols + col / self.head * self.head, col % self.head);
+            let (start, i) = (
+                row * out.cols + col / self.head * self.head,
+                col % self.head,
+            );
             let element = |i: usize| f64::from(x[start + i]);
             if i >= self.rotary {
                 return Bounded::exact(element(i));
             }
-            let (pair, sign) = if i < half { (i + half, -1.0) } else { (i - half, 1.0) };
+            let (pair, sign) = if i < half {
+                (i + half, -1.0)
+            } else {
+                (i - half, 1.0)
+            };
             let exponent = -2.0 * (i % half) as f64 / self.rotary as f64;
             let angle = f64::from(positions[row]) * 10_000f64.powf(exponent);
             let (direct, crossed) = (element(i) * angle.cos(), element(pair) * angle.sin() * sign);
             // Cosine and sine are rounded once, the products and the sum once each.
             let magnitude = direct.abs() + crossed.abs();
-            Bounded { value: direct + crossed, error: 4.0 * UNIT * magnitude + 2f64.powi(-148) }
+            Bounded {
+                value: direct + crossed,
+                error: 4.0 * UNIT * magnitude + 2f64.powi(-148),
+            }
         })
     }
 }
@@ -125,14 +186,34 @@ fn refusals() -> Vec<Case> {
         move |backend: &dyn Backend| {
             let mut x = Matrix::input(DType::F32, 2, cols, &vec![1.0; 2 * cols])?;
             let (x, table) = (x.view_mut(), &table(16)?);
-            Ok(backend.rope(RopeArgs { x, head_size, positions, table })?)
+            Ok(backend.rope(RopeArgs {
+                x,
+                head_size,
+                positions,
+                table,
+            })?)
         }
     };
     vec![
-        Case::refused("rope", "a position beyond the table", &["300", "300"], call(32, 16, &[0, 300])),
+        Case::refused(
+            "rope",
+            "a position beyond the table",
+            &["300", "300"],
+            call(32, 16, &[0, 300]),
+        ),
         Case::refused("rope", "too few positions", &["2", "1"], call(32, 16, &[0])),
-        Case::refused("rope", "a head below the rotary size", &["16", "8"], call(32, 8, &[0, 1])),
-        Case::refused("rope", "columns that heads do not divide", &["33", "16"], call(33, 16, &[0, 1])),
+        Case::refused(
+            "rope",
+            "a head below the rotary size",
+            &["16", "8"],
+            call(32, 8, &[0, 1]),
+        ),
+        Case::refused(
+            "rope",
+            "columns that heads do not divide",
+            &["33", "16"],
+            call(33, 16, &[0, 1]),
+        ),
     ]
 }
 

@@ -15,7 +15,9 @@ pub(crate) fn cases() -> Vec<Case> {
             cases.push(case(format, Source::Zeros, n, 130));
         }
         let sources = [0.0, 50.0, 99.5, 100.0].map(Source::Clipped);
-        let sources = sources.into_iter().chain([Source::Small, Source::LastColumn]);
+        let sources = sources
+            .into_iter()
+            .chain([Source::Small, Source::LastColumn]);
         cases.extend(sources.map(|source| case(format, source, 7, 300)));
         if !matches!(format, Format::Dense(_)) {
             let sources = [Source::Integers, Source::Lowest, Source::Highest];
@@ -38,7 +40,13 @@ fn case(format: Format, source: Source, n: usize, k: usize) -> Case {
     }
     case.twin(move |outputs| {
         for row in 0..n {
-            check_row(format, source, outputs, row, &floats(source, n as u64, row, k))?;
+            check_row(
+                format,
+                source,
+                outputs,
+                row,
+                &floats(source, n as u64, row, k),
+            )?;
         }
         Ok(0.0)
     })
@@ -71,7 +79,10 @@ fn read_back(
         bits: Vec::new(),
     };
     let mut values = output("values", DType::F32, k);
-    let (mut integers, mut all_scales) = (output("integers", DType::I8, k), output("scales", DType::F32, groups));
+    let (mut integers, mut all_scales) = (
+        output("integers", DType::I8, k),
+        output("scales", DType::F32, groups),
+    );
     let (mut row_values, mut q, mut scales) = (vec![0.0; k], vec![0; k], vec![0.0; groups]);
     for row in 0..n {
         backend.read_row(weights, row, &mut row_values)?;
@@ -101,15 +112,25 @@ fn check_row(
         round_to(dtype, &mut w);
         let got = outputs[0].row(row);
         let same = got.iter().zip(&w).all(|(got, w)| *got == f64::from(*w));
-        return if same { Ok(()) } else { Err(format!("row {row} is not what was written")) };
+        return if same {
+            Ok(())
+        } else {
+            Err(format!("row {row} is not what was written"))
+        };
     }
-    let largest = if matches!(format, Format::W4 { .. }) { 7.0 } else { 127.0 };
+    let largest = if matches!(format, Format::W4 { .. }) {
+        7.0
+    } else {
+        127.0
+    };
     let size = format.group_size(w.len());
     for (g, w) in w.chunks(size).enumerate() {
         let scale = scale(w, source, largest);
         let got = outputs[2].row(row)[g];
         if got != scale {
-            return Err(format!("scale {g} of row {row} is {got:e}, expected {scale:e}"));
+            return Err(format!(
+                "scale {g} of row {row} is {got:e}, expected {scale:e}"
+            ));
         }
         for (k, w) in w.iter().enumerate() {
             let k = g * size + k;
@@ -117,7 +138,9 @@ fn check_row(
             let q = quotient.round_ties_even().clamp(-largest, largest);
             let (got, value) = (outputs[1].row(row)[k], outputs[0].row(row)[k]);
             if got != q || value != f64::from((q * scale) as f32) {
-                return Err(format!("row {row}, column {k}: {got} and {value:e}, expected {q}"));
+                return Err(format!(
+                    "row {row}, column {k}: {got} and {value:e}, expected {q}"
+                ));
             }
         }
     }
@@ -131,7 +154,10 @@ fn scale(w: &[f32], source: Source, largest: f64) -> f64 {
     let clip = match source {
         Source::Clipped(percentile) => {
             let place = percentile / 100.0 * last as f64;
-            let (low, high) = (magnitudes[place.floor() as usize], magnitudes[place.ceil() as usize]);
+            let (low, high) = (
+                magnitudes[place.floor() as usize],
+                magnitudes[place.ceil() as usize],
+            );
             f64::from((low + (high - low) * place.fract()) as f32)
         }
         _ => magnitudes[last],
@@ -147,7 +173,10 @@ fn refusals() -> Vec<Case> {
         move |backend: &dyn Backend| {
             let mut weights = backend.weights(format, 3, 8)?;
             let read = |row: usize, w: &mut [f32]| w.fill(if row == 1 { value } else { 1.0 });
-            let source = RowSource::Floats { read: &read, clip_percentile };
+            let source = RowSource::Floats {
+                read: &read,
+                clip_percentile,
+            };
             Ok(backend.fill_weights(&mut weights, 0, 3, source)?)
         }
     };
@@ -162,37 +191,93 @@ fn refusals() -> Vec<Case> {
         }
     };
     let f16 = Format::Dense(DType::F16);
-    let case = |name: &str, words: &[&str], call: Box<dyn Fn(&dyn Backend) -> Result<(), Failure>>| {
-        let call = std::rc::Rc::new(call);
-        Case::refused("weights", name, words, move |backend| call(backend))
-    };
+    let case =
+        |name: &str, words: &[&str], call: Box<dyn Fn(&dyn Backend) -> Result<(), Failure>>| {
+            let call = std::rc::Rc::new(call);
+            Case::refused("weights", name, words, move |backend| call(backend))
+        };
     vec![
-        case("a NaN", &["row 1", "column 0", "NaN"], Box::new(floats(w8, f32::NAN, None))),
-        case("an infinity", &["row 1", "inf"], Box::new(floats(w8, f32::INFINITY, None))),
-        case("a value beyond f16", &["row 1", "inf"], Box::new(floats(f16, 1e5, None))),
-        case("a percentile of 101", &["101"], Box::new(floats(w8, 1.0, Some(101.0)))),
-        case("an 8 in 4 bits", &["8", "-8..=7"], Box::new(integers(Format::W4 { group: 32 }, 8, 8, 1.0))),
-        case("a scale of NaN", &["scale", "NaN"], Box::new(integers(w8, 8, 1, f32::NAN))),
-        case("integers for floats", &["dense f16"], Box::new(integers(f16, 8, 1, 1.0))),
-        case("-128 where K is too long", &["132105", "132104"], Box::new(integers(w8, 132_105, -128, 1.0))),
-        case("rows that do not exist", &["2 + 2", "3"], Box::new(move |backend| {
-            let mut weights = backend.weights(w8, 3, 8)?;
-            let read = |_: usize, w: &mut [f32]| w.fill(1.0);
-            let source = RowSource::Floats { read: &read, clip_percentile: None };
-            Ok(backend.fill_weights(&mut weights, 2, 2, source)?)
-        })),
-        case("a bias that is too long", &["0 + 4", "3"], Box::new(move |backend| {
-            let mut weights = backend.weights(w8, 3, 8)?;
-            Ok(backend.set_bias(&mut weights, 0, &[0.0; 4])?)
-        })),
-        case("to read a row that does not exist", &["3 + 1", "3"], Box::new(move |backend| {
-            Ok(backend.read_row(&backend.weights(w8, 3, 8)?, 3, &mut [0.0; 8])?)
-        })),
-        case("to read into a short row", &["8", "7"], Box::new(move |backend| {
-            Ok(backend.read_row(&backend.weights(w8, 3, 8)?, 0, &mut [0.0; 7])?)
-        })),
-        case("to read integers of floats", &["dense f16"], Box::new(move |backend| {
-            Ok(backend.read_integers(&backend.weights(f16, 3, 8)?, 0, &mut [0; 8], &mut [])?)
-        })),
+        case(
+            "a NaN",
+            &["row 1", "column 0", "NaN"],
+            Box::new(floats(w8, f32::NAN, None)),
+        ),
+        case(
+            "an infinity",
+            &["row 1", "inf"],
+            Box::new(floats(w8, f32::INFINITY, None)),
+        ),
+        case(
+            "a value beyond f16",
+            &["row 1", "inf"],
+            Box::new(floats(f16, 1e5, None)),
+        ),
+        case(
+            "a percentile of 101",
+            &["101"],
+            Box::new(floats(w8, 1.0, Some(101.0))),
+        ),
+        case(
+            "an 8 in 4 bits",
+            &["8", "-8..=7"],
+            Box::new(integers(Format::W4 { group: 32 }, 8, 8, 1.0)),
+        ),
+        case(
+            "a scale of NaN",
+            &["scale", "NaN"],
+            Box::new(integers(w8, 8, 1, f32::NAN)),
+        ),
+        case(
+            "integers for floats",
+            &["dense f16"],
+            Box::new(integers(f16, 8, 1, 1.0)),
+        ),
+        case(
+            "-128 where K is too long",
+            &["132105", "132104"],
+            Box::new(integers(w8, 132_105, -128, 1.0)),
+        ),
+        case(
+            "rows that do not exist",
+            &["2 + 2", "3"],
+            Box::new(move |backend| {
+                let mut weights = backend.weights(w8, 3, 8)?;
+                let read = |_: usize, w: &mut [f32]| w.fill(1.0);
+                let source = RowSource::Floats {
+                    read: &read,
+                    clip_percentile: None,
+                };
+                Ok(backend.fill_weights(&mut weights, 2, 2, source)?)
+            }),
+        ),
+        case(
+            "a bias that is too long",
+            &["0 + 4", "3"],
+            Box::new(move |backend| {
+                let mut weights = backend.weights(w8, 3, 8)?;
+                Ok(backend.set_bias(&mut weights, 0, &[0.0; 4])?)
+            }),
+        ),
+        case(
+            "to read a row that does not exist",
+            &["3 + 1", "3"],
+            Box::new(move |backend| {
+                Ok(backend.read_row(&backend.weights(w8, 3, 8)?, 3, &mut [0.0; 8])?)
+            }),
+        ),
+        case(
+            "to read into a short row",
+            &["8", "7"],
+            Box::new(move |backend| {
+                Ok(backend.read_row(&backend.weights(w8, 3, 8)?, 0, &mut [0.0; 7])?)
+            }),
+        ),
+        case(
+            "to read integers of floats",
+            &["dense f16"],
+            Box::new(move |backend| {
+                Ok(backend.read_integers(&backend.weights(f16, 3, 8)?, 0, &mut [0; 8], &mut [])?)
+            }),
+        ),
     ]
 }
