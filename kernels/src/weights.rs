@@ -48,6 +48,20 @@ impl Weights {
         self.data.len() + self.scales.len() + self.sums.len() + self.bias.len()
     }
 
+    /// Takes over the biases of weights of the same number of rows in the same backend's layout.
+    ///
+    /// # Errors
+    /// When the rows differ.
+    pub fn copy_bias(&mut self, from: &Self) -> Result<()> {
+        if self.n != from.n || self.bias.len() != from.bias.len() {
+            let what = format!("biases of {} rows for {} rows", from.n, self.n);
+            return Err(Error::shape("weights", what));
+        }
+        let bias = from.bias.as_slice::<f32>();
+        self.bias.as_mut_slice::<f32>().copy_from_slice(bias);
+        Ok(())
+    }
+
     /// Refuses a row that does not exist.
     pub(crate) fn check_rows(&self, first: usize, count: usize) -> Result<()> {
         if first.checked_add(count).is_some_and(|end| end <= self.n) {

@@ -1,8 +1,17 @@
-//! From logits to tokens, and to the end of a text.
+//! Generating text: sequences, the cache, steps, the choice of the next token and the end.
 
+mod batch;
+mod kv_cache;
 mod random;
+mod runner;
 mod sampler;
+mod sequence;
 mod stop;
 
+pub(crate) use batch::Batch;
+pub use batch::{Logits, Work};
+pub use kv_cache::KvCache;
+pub use runner::{DEFAULT_CONTEXT, Runner, RunnerOptions};
 pub use sampler::{History, Sampler, SamplingParams, log_probability};
+pub use sequence::Sequence;
 pub use stop::{StopReason, eos_ids};

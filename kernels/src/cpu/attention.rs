@@ -245,9 +245,11 @@ impl Kernel for PromptTile<'_> {
         let place = |row: usize| part.run.first_position + part.tokens.start + row / group;
         let all = job.seen(place(0)).start..job.seen(place(rows - 1)).end;
         for block in all.start / KV_BLOCK..all.end.div_ceil(KV_BLOCK) {
-            let first_row = job
-                .cache
-                .row(part.run.blocks_in(job.table)[block] as usize, part.kv_head, 0);
+            let first_row = job.cache.row(
+                part.run.blocks_in(job.table)[block] as usize,
+                part.kv_head,
+                0,
+            );
             load_keys_transposed(s, job, first_row, in_block(&all, block), key, keys);
             job.load_values(s, first_row, in_block(&all, block), values);
             let tile = Block {
@@ -490,9 +492,11 @@ impl Kernel for GeneratedRow<'_> {
         let blocks = seen.start / KV_BLOCK..seen.end.div_ceil(KV_BLOCK);
         let mut depth = 0;
         for (i, block) in blocks.enumerate() {
-            let first_row = job
-                .cache
-                .row(part.run.blocks_in(job.table)[block] as usize, part.kv_head, 0);
+            let first_row = job.cache.row(
+                part.run.blocks_in(job.table)[block] as usize,
+                part.kv_head,
+                0,
+            );
             let seen = in_block(&seen, block);
             for key in seen.clone() {
                 let out = &mut keys[key * padded..][..padded];

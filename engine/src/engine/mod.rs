@@ -1,0 +1,253 @@
+//! A model with its words: from a prompt to a text.
+
+mod request;
+mod text_side;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use cider_kernels::Backend;
+
+use self::request::Output;
+pub use self::request::{Event, Generation, Request};
+use self::text_side::TextSide;
+use crate::error::{Error, Result};
+use crate::generate::{
+    History, Logits, Runner, RunnerOptions, Sampler, SamplingParams, Sequence, StopReason, Work,
+};
+use crate::load::{Checkpoint, GenerationConfig};
+use crate::models::Progress;
+use crate::text::{ChatTemplate, Message, RenderOptions, Tokenizer};
+
+/// How an engine is opened.
+#[derive(Clone, Debug, Default)]
+pub struct EngineOptions {
+    /// The runner's options.
+    pub runner: RunnerOptions,
+    /// A chat template that replaces the model's.
+    pub chat_template: Option<PathBuf>,
+}
+
+/// A model that answers.
+///
+/// ```no_run
+/// use std::path::Path;
+/// use std::sync::Arc;
+///
+/// use cider::{CpuBackend, Engine, EngineOptions, Event, Request};
+/// use cider::text::{Message, Role};
+///
+/// let backend = Arc::new(CpuBackend::from_env(None)?);
+/// let model = Path::new("SmolLM2-135M-Instruct.Q4_1.gguf");
+/// let mut engine = Engine::open(model, backend, &EngineOptions::default(), &mut |_| {})?;
+/// let question = [Message::new(Role::User, "What is the capital of France?")];
+/// let prompt = engine.chat_prompt(&question, &Default::default())?;
+/// let answer = engine.generate(&Request::new(prompt), &mut |event| {
+///     if let Event::Text(text) = event {
+///         print!("{text}");
+///     }
+/// })?;
+/// println!("\n{} tokens", answer.generated_tokens);
+/// # Ok::<(), cider::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Engine {
+    runner: Runner,
+    text: TextSide,
+    generation: GenerationConfig,
+    /// The sequence of the last request: the next one keeps what both prompts begin with.
+    last: Sequence,
+}
+
+impl Engine {
+    /// Opens the model at `path`: a folder or a GGUF file.
+    ///
+    /// # Errors
+    /// When a file is missing, damaged or not supported; the error names it.
+    pub fn open(
+        path: &Path,
+        backend: Arc<dyn Backend>,
+        options: &EngineOptions,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<Self> {
+        let checkpoint = Checkpoint::open(path)?;
+        let text = TextSide::open(&checkpoint, options.chat_template.as_deref())?;
+        let runner = Runner::load(&checkpoint, backend, &options.runner, progress)?;
+        let last = Sequence::new(&[], runner.context());
+        Ok(Self {
+            runner,
+            text,
+            generation: checkpoint.generation,
+            last,
+        })
+    }
+
+    /// The runner.
+    #[must_use]
+    pub fn runner(&self) -> &Runner {
+        &self.runner
+    }
+
+    /// The runner, to run steps of one's own or to convert the model.
+    #[must_use]
+    pub fn runner_mut(&mut self) -> &mut Runner {
+        &mut self.runner
+    }
+
+    /// The tokenizer.
+    #[must_use]
+    pub fn tokenizer(&self) -> &Tokenizer {
+        &self.text.tokenizer
+    }
+
+    /// The chat template, if the model has one.
+    #[must_use]
+    pub fn chat_template(&self) -> Option<&ChatTemplate> {
+        self.text.template.as_ref()
+    }
+
+    /// The tokens that end a text.
+    #[must_use]
+    pub fn end_tokens(&self) -> &[u32] {
+        &self.text.end_tokens
+    }
+
+    /// What the model's makers sample with; greedy where they say so.
+    #[must_use]
+    pub fn sampling(&self) -> SamplingParams {
+        let (from, default) = (&self.generation, SamplingParams::default());
+        let temperature = if from.do_sample == Some(false) {
+            Some(0.0)
+        } else {
+            from.temperature
+        };
+        SamplingParams {
+            temperature: temperature.unwrap_or(default.temperature),
+            top_k: from.top_k.unwrap_or(default.top_k),
+            top_p: from.top_p.unwrap_or(default.top_p),
+            min_p: from.min_p.unwrap_or(default.min_p),
+            repetition_penalty: from
+                .repetition_penalty
+                .unwrap_or(default.repetition_penalty),
+            ..default
+        }
+    }
+
+    /// The tokens of a chat, up to the opening of the assistant's turn. Message text is plain text: control
+    /// tokens that it spells out are none.
+    ///
+    /// # Errors
+    /// When the model has no chat template, or the template refuses the messages.
+    pub fn chat_prompt(&self, messages: &[Message], options: &RenderOptions) -> Result<Vec<u32>> {
+        self.text.chat_prompt(messages, options)
+    }
+
+    /// The tokens of a raw text, in which control tokens count.
+    ///
+    /// # Errors
+    /// When the tokenizer fails.
+    pub fn raw_prompt(&self, text: &str) -> Result<Vec<u32>> {
+        self.text.tokenizer.encode_prompt(text)
+    }
+
+    /// Answers a request; text arrives through `on_event` as soon as it is whole characters.
+    ///
+    /// # Errors
+    /// When the prompt does not fit the context, a parameter is out of range, or the logits are not finite;
+    /// what was generated before has been given to `on_event`.
+    pub fn generate(
+        &mut self,
+        request: &Request,
+        on_event: &mut dyn FnMut(Event<'_>),
+    ) -> Result<Generation> {
+        let context = self.runner.context();
+        if request.prompt.is_empty() {
+            return Err(Error::Request("the prompt has no tokens".into()));
+        }
+        if request.prompt.len() >= context {
+            return Err(Error::ContextExceeded {
+                prompt: request.prompt.len(),
+                limit: context,
+            });
+        }
+        let mut sampler = self.sampler(&request.sampling)?;
+        let mut output = Output::new(&request.stops, self.text.end_tokens.clone())?;
+        let limit = request
+            .max_tokens
+            .unwrap_or(usize::MAX)
+            .min(context - request.prompt.len());
+        self.last.restart(&request.prompt);
+        let cached = self.last.computed().min(request.prompt.len() - 1);
+        self.last.computed = cached;
+        let started = Instant::now();
+        self.prefill(on_event)?;
+        let mut prefill = started.elapsed();
+        let mut reason = StopReason::Length;
+        let mut decode = Duration::ZERO;
+        let mut generated = 0;
+        while generated < limit {
+            let step = Instant::now();
+            if generated > 0 {
+                self.step(1, Logits::Last)?;
+            }
+            let history = History {
+                prompt: self.last.prompt(),
+                generated: self.last.generated(),
+            };
+            let id = sampler.sample(self.runner.logits(0, 0)?, history)?;
+            self.last.push(id);
+            generated += 1;
+            let spent = if generated == 1 {
+                &mut prefill
+            } else {
+                &mut decode
+            };
+            *spent += step.elapsed();
+            if output.push(id, &self.text.tokenizer, on_event) {
+                reason = StopReason::Stop;
+                break;
+            }
+        }
+        output.finish(on_event);
+        Ok(Generation {
+            text: output.text,
+            tokens: self.last.generated().to_vec(),
+            prompt_tokens: request.prompt.len(),
+            cached_tokens: cached,
+            generated_tokens: generated,
+            prefill,
+            decode,
+            reason,
+            seed: sampler.seed(),
+        })
+    }
+
+    fn sampler(&self, params: &SamplingParams) -> Result<Sampler> {
+        let logits = self.runner.config().vocab_size;
+        Sampler::new(params, logits, self.text.tokenizer.vocab_size())
+    }
+
+    /// Computes the prompt in steps as large as the runner takes.
+    fn prefill(&mut self, on_event: &mut dyn FnMut(Event<'_>)) -> Result<()> {
+        let total = self.last.prompt().len();
+        while self.last.computed() < total {
+            let tokens = (total - self.last.computed()).min(self.runner.rows());
+            let last = self.last.computed() + tokens == total;
+            self.step(tokens, if last { Logits::Last } else { Logits::None })?;
+            on_event(Event::Prefill {
+                done: self.last.computed(),
+                total,
+            });
+        }
+        Ok(())
+    }
+
+    fn step(&mut self, tokens: usize, logits: Logits) -> Result<()> {
+        self.runner.step(&mut [Work {
+            sequence: &mut self.last,
+            tokens,
+            logits,
+        }])
+    }
+}

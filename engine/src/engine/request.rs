@@ -1,0 +1,146 @@
+//! What is asked, what comes back, and the text on its way.
+
+use std::time::Duration;
+
+use crate::error::Result;
+use crate::generate::{SamplingParams, StopReason};
+use crate::text::{StopMatcher, Stopped, StreamDecoder, Tokenizer};
+
+/// A prompt and how to go on from it.
+#[derive(Clone, Debug, Default)]
+pub struct Request {
+    /// The tokens of the prompt.
+    pub prompt: Vec<u32>,
+    /// How the next token is chosen.
+    pub sampling: SamplingParams,
+    /// Tokens to generate at most, the end token included; what is left of the context if not given.
+    pub max_tokens: Option<usize>,
+    /// Texts that end the answer; they are not part of it.
+    pub stops: Vec<String>,
+}
+
+impl Request {
+    /// A request that samples with the default parameters.
+    #[must_use]
+    pub fn new(prompt: Vec<u32>) -> Self {
+        Self {
+            prompt,
+            ..Self::default()
+        }
+    }
+}
+
+/// What happens while a request runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event<'a> {
+    /// More of the prompt is computed.
+    Prefill {
+        /// Tokens computed.
+        done: usize,
+        /// Tokens of the prompt.
+        total: usize,
+    },
+    /// More text, whole characters.
+    Text(&'a str),
+}
+
+/// What a request came to.
+#[derive(Clone, Debug)]
+pub struct Generation {
+    /// The answer.
+    pub text: String,
+    /// The tokens that were generated, the end token included.
+    pub tokens: Vec<u32>,
+    /// Tokens of the prompt.
+    pub prompt_tokens: usize,
+    /// Tokens of the prompt that were in the cache.
+    pub cached_tokens: usize,
+    /// Tokens that were generated, the end token included.
+    pub generated_tokens: usize,
+    /// From the start to the first token.
+    pub prefill: Duration,
+    /// From the first token to the last.
+    pub decode: Duration,
+    /// Why it ended.
+    pub reason: StopReason,
+    /// The seed that was used.
+    pub seed: u64,
+}
+
+impl Generation {
+    /// Prompt tokens computed per second.
+    #[must_use]
+    pub fn prefill_rate(&self) -> f64 {
+        rate(self.prompt_tokens - self.cached_tokens, self.prefill)
+    }
+
+    /// Tokens per second after the first one.
+    #[must_use]
+    pub fn decode_rate(&self) -> f64 {
+        rate(self.generated_tokens.saturating_sub(1), self.decode)
+    }
+}
+
+fn rate(tokens: usize, time: Duration) -> f64 {
+    if time.is_zero() {
+        0.0
+    } else {
+        tokens as f64 / time.as_secs_f64()
+    }
+}
+
+/// Tokens on their way to text: decoded, then looked through for stops.
+#[derive(Debug)]
+pub(super) struct Output {
+    end_tokens: Vec<u32>,
+    decoder: StreamDecoder,
+    stops: StopMatcher,
+    pub(super) text: String,
+}
+
+impl Output {
+    pub(super) fn new(stops: &[String], end_tokens: Vec<u32>) -> Result<Self> {
+        let stops = StopMatcher::new(stops)?;
+        Ok(Self {
+            end_tokens,
+            decoder: StreamDecoder::new(),
+            stops,
+            text: String::new(),
+        })
+    }
+
+    /// Takes a token; whether it ends the answer.
+    pub(super) fn push(
+        &mut self,
+        id: u32,
+        tokenizer: &Tokenizer,
+        on_event: &mut dyn FnMut(Event<'_>),
+    ) -> bool {
+        if self.end_tokens.contains(&id) {
+            return true;
+        }
+        if tokenizer.is_special(id) {
+            return false;
+        }
+        let bytes = tokenizer.token_bytes(id).unwrap_or_default();
+        let (text, stopped) = self.stops.push(self.decoder.push(&bytes));
+        emit(text, &mut self.text, on_event);
+        stopped == Stopped::Yes
+    }
+
+    /// Gives out what was held back.
+    pub(super) fn finish(&mut self, on_event: &mut dyn FnMut(Event<'_>)) {
+        let (text, stopped) = self.stops.push(self.decoder.finish());
+        emit(text, &mut self.text, on_event);
+        if stopped != Stopped::Yes {
+            emit(self.stops.finish(), &mut self.text, on_event);
+        }
+    }
+}
+
+fn emit(text: &str, all: &mut String, on_event: &mut dyn FnMut(Event<'_>)) {
+    if !text.is_empty() {
+        all.push_str(text);
+        on_event(Event::Text(text));
+    }
+}

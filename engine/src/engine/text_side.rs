@@ -1,0 +1,97 @@
+//! The tokenizer, the chat template and the end tokens of a checkpoint.
+
+use std::path::Path;
+
+use crate::error::{Error, Result};
+use crate::load::Checkpoint;
+use crate::load::gguf::Metadata;
+use crate::text::{ChatTemplate, GgufVocabulary, Message, RenderOptions, Tokenizer};
+
+/// What turns words into tokens and back.
+#[derive(Debug)]
+pub(super) struct TextSide {
+    pub(super) tokenizer: Tokenizer,
+    pub(super) template: Option<ChatTemplate>,
+    pub(super) end_tokens: Vec<u32>,
+}
+
+impl TextSide {
+    /// Reads the text side of a checkpoint; `chosen` is a template that replaces its own.
+    pub(super) fn open(checkpoint: &Checkpoint, chosen: Option<&Path>) -> Result<Self> {
+        let (tokenizer, template) = match checkpoint.gguf_metadata() {
+            Some(metadata) => {
+                let embedded = metadata.string("tokenizer.chat_template")?;
+                (
+                    from_metadata(metadata)?,
+                    ChatTemplate::find(None, chosen, embedded)?,
+                )
+            }
+            None => (
+                Tokenizer::from_folder(&checkpoint.path)?,
+                ChatTemplate::find(Some(&checkpoint.path), chosen, None)?,
+            ),
+        };
+        match &template {
+            Some(template) => tracing::info!("chat template: {}", template.source_name()),
+            None => tracing::warn!("no chat template: chats need --chat-template"),
+        }
+        let turn_end = template
+            .as_ref()
+            .and_then(|template| template.turn_end(&tokenizer));
+        let mut end_tokens = checkpoint.generation.eos.clone();
+        end_tokens.extend(&checkpoint.config.eos);
+        end_tokens.extend(tokenizer.eos());
+        end_tokens.extend(turn_end);
+        end_tokens.sort_unstable();
+        end_tokens.dedup();
+        Ok(Self {
+            tokenizer,
+            template,
+            end_tokens,
+        })
+    }
+
+    /// The tokens of a chat.
+    pub(super) fn chat_prompt(
+        &self,
+        messages: &[Message],
+        options: &RenderOptions,
+    ) -> Result<Vec<u32>> {
+        let Some(template) = &self.template else {
+            return Err(Error::Request(
+                "the model has no chat template: give one, or use a raw prompt".into(),
+            ));
+        };
+        template
+            .render(messages, options, &self.tokenizer)?
+            .tokenize(&self.tokenizer)
+    }
+}
+
+/// The tokenizer of a GGUF file.
+fn from_metadata(metadata: &Metadata) -> Result<Tokenizer> {
+    let key = |name: &str| format!("tokenizer.ggml.{name}");
+    let id = |name: &str| -> Result<Option<u32>> {
+        Ok(metadata
+            .unsigned(&key(name))?
+            .and_then(|id| u32::try_from(id).ok()))
+    };
+    let strings = |name: &str| -> Result<Vec<&str>> {
+        Ok(metadata
+            .strings(&key(name))?
+            .map_or_else(Vec::new, Iterator::collect))
+    };
+    let types = metadata.integers(&key("token_type"))?;
+    Tokenizer::from_gguf(&GgufVocabulary {
+        model: metadata.string(&key("model"))?.unwrap_or_default(),
+        pre: metadata.string(&key("pre"))?.unwrap_or_default(),
+        tokens: strings("tokens")?,
+        token_types: types.map_or_else(Vec::new, |all| all.map(|kind| kind as i32).collect()),
+        merges: strings("merges")?,
+        add_bos: metadata.flag(&key("add_bos_token"))?,
+        bos: id("bos_token_id")?,
+        eos: id("eos_token_id")?,
+        unknown: id("unknown_token_id")?,
+        padding: id("padding_token_id")?,
+    })
+}

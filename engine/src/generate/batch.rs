@@ -1,0 +1,186 @@
+//! What one step computes: rows of several sequences, each with its phase.
+
+use cider_kernels::{AttentionRun, KV_BLOCK, Phase};
+
+use super::sequence::Sequence;
+use crate::nn::Rows;
+
+/// Tokens of one sequence to compute in a step.
+#[derive(Debug)]
+pub struct Work<'a> {
+    /// Whose.
+    pub sequence: &'a mut Sequence,
+    /// How many, from the first that is not computed.
+    pub tokens: usize,
+    /// Whose logits are wanted.
+    pub logits: Logits,
+}
+
+/// Which tokens' logits are wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Logits {
+    /// Every token's.
+    All,
+    /// The last token's.
+    Last,
+    /// None.
+    None,
+}
+
+impl Logits {
+    /// How many of `tokens` tokens.
+    pub(super) fn count(self, tokens: usize) -> usize {
+        match self {
+            Self::All => tokens,
+            Self::Last => tokens.min(1),
+            Self::None => 0,
+        }
+    }
+}
+
+/// The rows of a step: all prompt rows first, then all generated ones.
+#[derive(Debug, Default)]
+pub struct Batch {
+    ids: Vec<u32>,
+    positions: Vec<u32>,
+    slots: Vec<u32>,
+    runs: Vec<AttentionRun>,
+    table: Vec<u32>,
+    prompt: usize,
+    /// Rows whose logits are wanted, work by work.
+    logits: Vec<usize>,
+    /// Per work: its first prompt row, its first generated row, its first place in `logits`.
+    starts: Vec<[usize; 3]>,
+}
+
+impl Batch {
+    /// Room for steps of `rows` rows of sequences of `context` tokens, so that no step allocates.
+    pub(super) fn with_capacity(rows: usize, context: usize) -> Self {
+        Self {
+            ids: Vec::with_capacity(rows),
+            positions: Vec::with_capacity(rows),
+            slots: Vec::with_capacity(rows),
+            runs: Vec::with_capacity(2 * rows),
+            table: Vec::with_capacity(2 * rows.min(64) * context.div_ceil(KV_BLOCK)),
+            prompt: 0,
+            logits: Vec::with_capacity(rows),
+            starts: Vec::with_capacity(rows),
+        }
+    }
+
+    /// Lays the rows of a step out.
+    pub(super) fn fill(&mut self, work: &[Work<'_>]) {
+        self.clear();
+        for item in work {
+            self.starts.push([self.ids.len(), 0, 0]);
+            self.add(item, Phase::Prompt);
+        }
+        self.prompt = self.ids.len();
+        for (i, item) in work.iter().enumerate() {
+            self.starts[i][1] = self.ids.len();
+            self.add(item, Phase::Generated);
+        }
+        for (i, item) in work.iter().enumerate() {
+            self.starts[i][2] = self.logits.len();
+            let first = item.tokens - item.logits.count(item.tokens);
+            for token in first..item.tokens {
+                self.logits.push(self.row_of(i, item, token));
+            }
+        }
+    }
+
+    /// Token ids, one per row.
+    pub(crate) fn ids(&self) -> &[u32] {
+        &self.ids
+    }
+
+    /// Places in the sequences, one per row.
+    pub(crate) fn positions(&self) -> &[u32] {
+        &self.positions
+    }
+
+    /// Slots of the cache, one per row.
+    pub(crate) fn slots(&self) -> &[u32] {
+        &self.slots
+    }
+
+    /// Which rows are whose.
+    pub(crate) fn runs(&self) -> &[AttentionRun] {
+        &self.runs
+    }
+
+    /// The blocks of all runs.
+    pub(crate) fn table(&self) -> &[u32] {
+        &self.table
+    }
+
+    /// Rows whose logits are wanted.
+    pub(crate) fn logits(&self) -> &[usize] {
+        &self.logits
+    }
+
+    /// How many rows of each phase.
+    pub(crate) fn rows(&self) -> Rows {
+        Rows {
+            prompt: self.prompt,
+            all: self.ids.len(),
+        }
+    }
+
+    /// Where the logits of a work begin.
+    pub(super) fn logits_of(&self, work: usize) -> usize {
+        self.starts[work][2]
+    }
+
+    fn clear(&mut self) {
+        self.ids.clear();
+        self.positions.clear();
+        self.slots.clear();
+        self.runs.clear();
+        self.table.clear();
+        self.logits.clear();
+        self.starts.clear();
+        self.prompt = 0;
+    }
+
+    /// Adds the tokens of a work that are in `phase`: one run, for prompt tokens come first.
+    fn add(&mut self, work: &Work<'_>, phase: Phase) {
+        let sequence = &*work.sequence;
+        let places = sequence.computed..sequence.computed + work.tokens;
+        let border = sequence.prompt().len().clamp(places.start, places.end);
+        let places = match phase {
+            Phase::Prompt => places.start..border,
+            Phase::Generated => border..places.end,
+        };
+        if places.is_empty() {
+            return;
+        }
+        self.runs.push(AttentionRun {
+            first_row: self.ids.len(),
+            rows: places.len(),
+            first_position: places.start,
+            first_block: self.table.len(),
+            blocks: sequence.blocks.len(),
+            phase,
+        });
+        self.table.extend_from_slice(&sequence.blocks);
+        for place in places {
+            self.ids.push(sequence.tokens()[place]);
+            self.positions.push(place as u32);
+            let block = sequence.blocks[place / KV_BLOCK];
+            self.slots
+                .push(block * KV_BLOCK as u32 + (place % KV_BLOCK) as u32);
+        }
+    }
+
+    fn row_of(&self, index: usize, work: &Work<'_>, token: usize) -> usize {
+        let [prompt, generated, _] = self.starts[index];
+        let place = work.sequence.computed + token;
+        let border = work.sequence.prompt().len().max(work.sequence.computed);
+        if place < border {
+            prompt + token
+        } else {
+            generated + place - border
+        }
+    }
+}

@@ -1,0 +1,277 @@
+//! The runner: steps of several sequences through a model.
+
+use std::sync::Arc;
+
+use cider_kernels::{Backend, DType};
+
+use super::batch::{Batch, Work};
+use super::kv_cache::KvCache;
+use super::sequence::Sequence;
+use crate::error::{Error, Result};
+use crate::load::{Checkpoint, ModelConfig};
+use crate::models::{self, LoadOptions, Model, Progress};
+use crate::nn::{Arena, Sizes};
+use crate::scheme::{Quantization, Scheme};
+
+/// How a runner is made.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RunnerOptions {
+    /// The formats of the weights.
+    pub quantization: Quantization,
+    /// The type of activations and of the cache: bf16 or f32.
+    pub dtype: DType,
+    /// Tokens a sequence may have; the model's own limit, at most [`DEFAULT_CONTEXT`], if not given.
+    pub context: Option<usize>,
+    /// Tokens the cache holds for all sequences together; one context if not given.
+    pub cache_tokens: Option<usize>,
+    /// Rows (tokens) of a step.
+    pub rows: usize,
+    /// Rows whose logits can be asked for in one step.
+    pub logits: usize,
+}
+
+impl Default for RunnerOptions {
+    fn default() -> Self {
+        Self {
+            quantization: Quantization::default(),
+            dtype: DType::Bf16,
+            context: None,
+            cache_tokens: None,
+            rows: 512,
+            logits: 1,
+        }
+    }
+}
+
+/// A model with its cache and working memory.
+#[derive(Debug)]
+pub struct Runner {
+    backend: Arc<dyn Backend>,
+    model: Box<dyn Model>,
+    cache: KvCache,
+    arena: Arena,
+    batch: Batch,
+    rows: usize,
+    logits: usize,
+    context: usize,
+}
+
+impl Runner {
+    /// Loads the model of a checkpoint.
+    ///
+    /// # Errors
+    /// When a tensor is not what the model needs, or memory is short.
+    pub fn load(
+        checkpoint: &Checkpoint,
+        backend: Arc<dyn Backend>,
+        options: &RunnerOptions,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<Self> {
+        let config = &checkpoint.config;
+        let (dtype, rows) = (options.dtype, options.rows.max(1));
+        if !matches!(dtype, DType::Bf16 | DType::F32) {
+            return Err(Error::Request(format!(
+                "activations are bf16 or f32, got {dtype}"
+            )));
+        }
+        let context = context(config, options)?;
+        let load = LoadOptions {
+            quantization: options.quantization,
+            positions: context,
+            dtype,
+        };
+        let model = models::load(checkpoint, &*backend, &load, progress)?;
+        let sizes = Sizes {
+            rows,
+            logits: options.logits,
+            dtype,
+        };
+        let cache_tokens = options.cache_tokens.unwrap_or(context);
+        Ok(Self {
+            cache: KvCache::new(config, dtype, cache_tokens)?,
+            arena: Arena::new(&*backend, config, sizes)?,
+            batch: Batch::with_capacity(rows, context),
+            rows,
+            logits: options.logits,
+            context,
+            backend,
+            model,
+        })
+    }
+
+    /// The shape of the model.
+    #[must_use]
+    pub fn config(&self) -> &ModelConfig {
+        self.model.config()
+    }
+
+    /// Tokens a sequence may have.
+    #[must_use]
+    pub fn context(&self) -> usize {
+        self.context
+    }
+
+    /// Rows of a step.
+    #[must_use]
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Bytes of the weights.
+    #[must_use]
+    pub fn weight_bytes(&self) -> usize {
+        self.model.weight_bytes()
+    }
+
+    /// Bytes of the cache.
+    #[must_use]
+    pub fn cache_bytes(&self) -> usize {
+        self.cache.bytes()
+    }
+
+    /// Bytes of working memory.
+    #[must_use]
+    pub fn arena_bytes(&self) -> usize {
+        self.arena.bytes()
+    }
+
+    /// Computes tokens of several sequences. Each token is computed in its own phase, so what a sequence gets
+    /// does not depend on the others, nor on how its tokens are cut into steps.
+    ///
+    /// # Errors
+    /// When a work asks for more than there is room for; nothing is computed then.
+    pub fn step(&mut self, work: &mut [Work<'_>]) -> Result<()> {
+        self.check(work)?;
+        for item in work.iter_mut() {
+            let end = item.sequence.computed + item.tokens;
+            self.cache.grow(item.sequence, end)?;
+        }
+        self.batch.fill(work);
+        let Self {
+            backend,
+            model,
+            cache,
+            arena,
+            batch,
+            ..
+        } = self;
+        model.forward(&**backend, batch, &mut cache.layers, arena)?;
+        for item in work {
+            item.sequence.computed += item.tokens;
+        }
+        Ok(())
+    }
+
+    /// The logits of the `token`-th token of those asked for by the `work`-th work of the last step.
+    ///
+    /// # Panics
+    /// When that token's logits were not asked for.
+    pub fn logits(&mut self, work: usize, token: usize) -> Result<&mut [f32]> {
+        let row = self.batch.logits_of(work) + token;
+        assert!(
+            row < self.batch.logits().len(),
+            "logits {token} of work {work} were not asked for"
+        );
+        let columns = self.arena.logits.cols();
+        Ok(&mut self.arena.logits.as_mut_slice::<f32>()?[row * columns..][..columns])
+    }
+
+    /// Takes the cache of a sequence back.
+    pub fn release(&mut self, sequence: &mut Sequence) {
+        self.cache.release(sequence);
+    }
+
+    /// Quantises the linear layers of the decoder anew; gives how many there are.
+    ///
+    /// # Errors
+    /// When a format does not allow a shape, or memory is short.
+    pub fn convert(&mut self, plan: &Quantization) -> Result<usize> {
+        if plan.scheme == Scheme::None {
+            return Err(Error::Request(
+                "a model is converted to a quantised scheme".into(),
+            ));
+        }
+        let linears = self.model.linears_mut();
+        let count = linears.len();
+        for linear in linears {
+            linear.convert(&*self.backend, plan)?;
+        }
+        Ok(count)
+    }
+
+    fn check(&self, work: &[Work<'_>]) -> Result<()> {
+        let rows: usize = work.iter().map(|item| item.tokens).sum();
+        let logits: usize = work.iter().map(|item| item.logits.count(item.tokens)).sum();
+        if rows > self.rows || logits > self.logits {
+            return Err(Error::Request(format!(
+                "a step of {rows} tokens and {logits} logits, room for {} and {}",
+                self.rows, self.logits
+            )));
+        }
+        let vocabulary = self.config().vocab_size;
+        for item in work {
+            let sequence = &*item.sequence;
+            let end = sequence.computed + item.tokens;
+            if end > self.context {
+                return Err(Error::ContextExceeded {
+                    prompt: end,
+                    limit: self.context,
+                });
+            }
+            let Some(ids) = sequence.tokens().get(sequence.computed..end) else {
+                let what = format!("token {end} of {}", sequence.tokens().len());
+                return Err(Error::Request(what));
+            };
+            if let Some(id) = ids.iter().find(|&&id| id as usize >= vocabulary) {
+                return Err(Error::Request(format!(
+                    "token {id} is outside the vocabulary of {vocabulary}"
+                )));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The context that is served: what was asked for, within what the model and the machine can.
+fn context(config: &ModelConfig, options: &RunnerOptions) -> Result<usize> {
+    let limit = config.max_positions.min(DEFAULT_CONTEXT);
+    let context = options.context.unwrap_or(limit);
+    if context == 0 {
+        return Err(Error::Request("a context of 0 tokens holds nothing".into()));
+    }
+    if context > config.max_positions {
+        tracing::warn!(
+            "context {context} is beyond the {} of the model",
+            config.max_positions
+        );
+    }
+    let tokens = options.cache_tokens.unwrap_or(context).max(context);
+    let bytes = KvCache::bytes_per_token(config, options.dtype) as u128 * tokens as u128;
+    match available_memory() {
+        Some(available) if bytes > u128::from(available) => Err(Error::Request(format!(
+            "a context of {context} tokens needs {:.1} GB for its cache, {:.1} GB of memory is available",
+            bytes as f64 / 1e9,
+            available as f64 / 1e9
+        ))),
+        _ => Ok(context),
+    }
+}
+
+/// Bytes of memory that can still be had, where the system says so.
+fn available_memory() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    Some(
+        line.trim()
+            .trim_end_matches(" kB")
+            .trim()
+            .parse::<u64>()
+            .ok()?
+            * 1024,
+    )
+}
+
+/// The context of a model that could have a longer one: what fits most uses without a large cache.
+pub const DEFAULT_CONTEXT: usize = 8192;

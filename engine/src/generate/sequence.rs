@@ -1,0 +1,112 @@
+//! The state of one request: its tokens, what is computed, where its keys and values are.
+
+use cider_kernels::Phase;
+
+/// A sequence of tokens, the first of which are the prompt.
+#[derive(Debug)]
+pub struct Sequence {
+    tokens: Vec<u32>,
+    prompt: usize,
+    pub(crate) computed: usize,
+    pub(super) blocks: Vec<u32>,
+}
+
+impl Sequence {
+    /// A sequence that begins with `prompt` and has room to grow to `capacity` tokens.
+    #[must_use]
+    pub fn new(prompt: &[u32], capacity: usize) -> Self {
+        Self::with_prompt(prompt, prompt.len(), capacity)
+    }
+
+    /// A sequence whose first `prompt` tokens are the prompt and the others count as generated.
+    #[must_use]
+    pub fn with_prompt(tokens: &[u32], prompt: usize, capacity: usize) -> Self {
+        let capacity = capacity.max(tokens.len());
+        let mut all = Vec::with_capacity(capacity);
+        all.extend_from_slice(tokens);
+        let blocks = Vec::with_capacity(capacity.div_ceil(cider_kernels::KV_BLOCK));
+        Self {
+            tokens: all,
+            prompt: prompt.min(tokens.len()),
+            computed: 0,
+            blocks,
+        }
+    }
+
+    /// All tokens.
+    #[must_use]
+    pub fn tokens(&self) -> &[u32] {
+        &self.tokens
+    }
+
+    /// The tokens of the prompt.
+    #[must_use]
+    pub fn prompt(&self) -> &[u32] {
+        &self.tokens[..self.prompt]
+    }
+
+    /// The tokens after the prompt.
+    #[must_use]
+    pub fn generated(&self) -> &[u32] {
+        &self.tokens[self.prompt..]
+    }
+
+    /// How many tokens have their keys and values in the cache.
+    #[must_use]
+    pub fn computed(&self) -> usize {
+        self.computed
+    }
+
+    /// Appends a generated token.
+    pub fn push(&mut self, id: u32) {
+        self.tokens.push(id);
+    }
+
+    /// The phase of the token at `place`.
+    #[must_use]
+    pub fn phase(&self, place: usize) -> Phase {
+        if place < self.prompt {
+            Phase::Prompt
+        } else {
+            Phase::Generated
+        }
+    }
+
+    /// Becomes the sequence of another prompt and keeps what both prompts begin with; tokens that were
+    /// generated before are computed again, as prompt tokens.
+    pub fn restart(&mut self, prompt: &[u32]) {
+        let old = &self.tokens[..self.prompt.min(self.computed)];
+        let same = old.iter().zip(prompt).take_while(|(a, b)| a == b).count();
+        self.computed = same;
+        self.tokens.clear();
+        self.tokens.extend_from_slice(prompt);
+        self.prompt = prompt.len();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn phases_split_at_the_prompt() {
+        let mut sequence = Sequence::new(&[1, 2], 8);
+        sequence.push(3);
+        assert_eq!(sequence.generated(), [3]);
+        assert_eq!(
+            [0, 1, 2].map(|i| sequence.phase(i) == Phase::Prompt),
+            [true, true, false]
+        );
+    }
+
+    #[test]
+    fn a_restart_keeps_only_what_both_prompts_share() {
+        let mut sequence = Sequence::new(&[1, 2, 3], 8);
+        sequence.push(4);
+        sequence.computed = 4;
+        sequence.restart(&[1, 2, 3, 4, 5]);
+        assert_eq!((sequence.computed(), sequence.prompt().len()), (3, 5));
+        sequence.restart(&[1, 9]);
+        assert_eq!(sequence.computed(), 1);
+    }
+}

@@ -1,0 +1,196 @@
+//! From tensors on disk to layers, one tensor at a time.
+
+use cider_kernels::{Activations, Backend, DType, Format, RowSource, Weights};
+
+use crate::error::{Error, Result};
+use crate::load::{Checkpoint, Encoding, ModelConfig, TensorSource};
+use crate::nn::Linear;
+use crate::scheme::Quantization;
+
+/// How a model is loaded.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LoadOptions {
+    /// The formats of its weights.
+    pub quantization: Quantization,
+    /// Positions to make tables for: the context.
+    pub positions: usize,
+    /// The type of activations: bf16 or f32. Floats that a file has packed become this type too.
+    pub dtype: DType,
+}
+
+impl Default for LoadOptions {
+    fn default() -> Self {
+        Self {
+            quantization: Quantization::default(),
+            positions: 8192,
+            dtype: DType::Bf16,
+        }
+    }
+}
+
+/// How far loading is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// Bytes of tensors read.
+    pub done: usize,
+    /// Bytes of all tensors.
+    pub total: usize,
+}
+
+/// Reads the tensors of a model into a backend.
+pub(crate) struct Loader<'a> {
+    checkpoint: &'a Checkpoint,
+    backend: &'a dyn Backend,
+    options: &'a LoadOptions,
+    progress: &'a mut dyn FnMut(Progress),
+    done: usize,
+    total: usize,
+}
+
+impl<'a> Loader<'a> {
+    pub(crate) fn new(
+        checkpoint: &'a Checkpoint,
+        backend: &'a dyn Backend,
+        options: &'a LoadOptions,
+        progress: &'a mut dyn FnMut(Progress),
+    ) -> Self {
+        let tensors = &checkpoint.tensors;
+        let sizes = tensors
+            .names()
+            .filter_map(|name| tensors.get(name))
+            .map(|t| t.nbytes());
+        let total = sizes.sum();
+        Self {
+            checkpoint,
+            backend,
+            options,
+            progress,
+            done: 0,
+            total,
+        }
+    }
+
+    /// The shape of the model.
+    pub(crate) fn config(&self) -> &'a ModelConfig {
+        &self.checkpoint.config
+    }
+
+    /// Positions to make tables for.
+    pub(crate) fn positions(&self) -> usize {
+        self.options.positions
+    }
+
+    /// A vector of floats.
+    pub(crate) fn vector(&mut self, name: &str, len: usize) -> Result<Vec<f32>> {
+        let source = self.checkpoint.tensors.require(name, &[len])?;
+        let values = source.read_all();
+        if let Some(value) = values.iter().find(|value| !value.is_finite()) {
+            let what = format!("has {value}, expected finite numbers");
+            return Err(Error::tensor(self.checkpoint.tensors.path(), name, what));
+        }
+        self.advance(source.nbytes());
+        Ok(values)
+    }
+
+    /// One linear layer over several of the checkpoint's, which share their input: names (without
+    /// `.weight` and `.bias`) and output features.
+    pub(crate) fn linear(&mut self, parts: &[(String, usize)], k: usize) -> Result<Linear> {
+        let mut sources = Vec::new();
+        for (name, n) in parts {
+            let name = format!("{name}.weight");
+            sources.push((self.checkpoint.tensors.require(&name, &[*n, k])?, name));
+        }
+        let stored = widest(sources.iter().map(|(source, _)| self.float_type(source)));
+        let quantization = &self.options.quantization;
+        let n = parts.iter().map(|(_, n)| n).sum();
+        let mut weights = self
+            .backend
+            .weights(quantization.linear_format(stored), n, k)?;
+        let mut row = 0;
+        for ((source, name), (part, n)) in sources.iter().zip(parts) {
+            self.fill(&mut weights, row, source, name)?;
+            let bias = format!("{part}.bias");
+            if self.checkpoint.tensors.get(&bias).is_some() {
+                let values = self.vector(&bias, *n)?;
+                self.backend.set_bias(&mut weights, row, &values)?;
+            }
+            row += n;
+        }
+        Ok(Linear::new(
+            weights,
+            quantization.scheme.prompt_activations(),
+        ))
+    }
+
+    /// A table of rows: the head, or an embedding that is one too. Its products take float activations.
+    pub(crate) fn head(&mut self, name: &str, n: usize, k: usize) -> Result<Linear> {
+        let source = self.checkpoint.tensors.require(name, &[n, k])?;
+        let format = self
+            .options
+            .quantization
+            .head_format(self.float_type(&source));
+        self.table(name, format, n, k)
+    }
+
+    /// A table of rows that are only looked up; floats.
+    pub(crate) fn embedding(&mut self, name: &str, n: usize, k: usize) -> Result<Linear> {
+        let source = self.checkpoint.tensors.require(name, &[n, k])?;
+        self.table(name, Format::Dense(self.float_type(&source)), n, k)
+    }
+
+    fn table(&mut self, name: &str, format: Format, n: usize, k: usize) -> Result<Linear> {
+        let source = self.checkpoint.tensors.require(name, &[n, k])?;
+        let mut weights = self.backend.weights(format, n, k)?;
+        self.fill(&mut weights, 0, &source, name)?;
+        Ok(Linear::new(weights, Activations::Float))
+    }
+
+    fn fill(
+        &mut self,
+        weights: &mut Weights,
+        row: usize,
+        source: &TensorSource<'_>,
+        name: &str,
+    ) -> Result<()> {
+        let read = |row: usize, out: &mut [f32]| source.read_row(row, out);
+        let clip_percentile = self.options.quantization.clip_percentile;
+        let rows = RowSource::Floats {
+            read: &read,
+            clip_percentile,
+        };
+        let filled = self.backend.fill_weights(weights, row, source.rows(), rows);
+        filled.map_err(|error| {
+            Error::tensor(self.checkpoint.tensors.path(), name, error.to_string())
+        })?;
+        self.advance(source.nbytes());
+        Ok(())
+    }
+
+    fn advance(&mut self, bytes: usize) {
+        self.done += bytes;
+        (self.progress)(Progress {
+            done: self.done,
+            total: self.total,
+        });
+    }
+
+    /// The float type that keeps a tensor as it is; packed ones become the activations' type.
+    fn float_type(&self, source: &TensorSource<'_>) -> DType {
+        match source.encoding() {
+            Encoding::F32 => DType::F32,
+            Encoding::F16 => DType::F16,
+            Encoding::Bf16 => DType::Bf16,
+            _ => self.options.dtype,
+        }
+    }
+}
+
+/// One type that holds all: f32 unless they agree.
+fn widest(mut types: impl Iterator<Item = DType>) -> DType {
+    let first = types.next().unwrap_or(DType::F32);
+    if types.all(|dtype| dtype == first) {
+        first
+    } else {
+        DType::F32
+    }
+}
