@@ -46,13 +46,14 @@ def normal(rng, shape, deviation):
     return torch.from_numpy((rng.standard_normal(shape) * deviation).astype(np.float32))
 
 
-def record_difference(name, margin, differences):
+def record_difference(name, margin, noise, differences):
     """Adds the distances of fixture `name` to DIFFERENCES.json."""
     known = json.loads(DIFFERENCES.read_text()) if DIFFERENCES.exists() else {}
-    known[name] = {"rounding_margin": float(f"{margin:.3g}")} | differences
+    rounding = {"rounding_margin": float(f"{margin:.3g}"), "rounding_noise": float(f"{noise:.3g}")}
+    known[name] = rounding | differences
     write_json(DIFFERENCES, dict(sorted(known.items())))
     worst = max(v["max_abs"] / v["largest"] for v in differences.values())
-    print(f"{name}: f32 within {worst:.1e} of f64, rounding margin {margin:.1e}", flush=True)
+    print(f"{name}: f32 within {worst:.1e} of f64, rounding margin {margin:.1e}, noise {noise:.1e}", flush=True)
 
 
 def difference(tested, exact):

@@ -61,6 +61,7 @@ class QuantisedLinear(nn.Module):
         self.bias, self.activations = bias, activations
         self.borders = groups_of(weight.shape[1], group)
         self.dtype = torch.float64 if exact else torch.float32
+        self.scaled = None  # of the last call, to compare roads
 
     def group_sum(self, x, start, end):
         part = self.integers[:, start:end]
@@ -71,6 +72,8 @@ class QuantisedLinear(nn.Module):
     def forward(self, x):
         bias = torch.zeros(len(self.integers)) if self.bias is None else self.bias
         bias, scales = bias.to(self.dtype), self.scales.to(self.dtype)
+        if self.activations:
+            self.scaled = (x * (127.0 / x.abs().amax(-1, keepdim=True))).double()
         x, row_scale = quantise_rows(x) if self.activations else (x, None)
         if len(self.borders) == 1:
             scale = scales[:, 0] if row_scale is None else row_scale * scales[:, 0]
