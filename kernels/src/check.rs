@@ -7,7 +7,7 @@ use crate::backend::{
 };
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::kv::{KV_BLOCK, KvLayer};
+use crate::kv::KV_BLOCK;
 use crate::quant::{Format, check_sum};
 use crate::rows::QuantizedRows;
 use crate::tensor::{TensorMut, TensorRef};
@@ -287,11 +287,18 @@ fn check_run(run: &AttentionRun, args: &AttentionArgs<'_>) -> Result<()> {
         );
     }
     let table = args.table.len();
-    if run.first_block.checked_add(run.blocks).is_none_or(|end| end > table) {
+    if run
+        .first_block
+        .checked_add(run.blocks)
+        .is_none_or(|end| end > table)
+    {
         let what = format!("blocks {} + {} of {table}", run.first_block, run.blocks);
         return refuse("attention", what);
     }
-    let first = args.window.map_or(0, |w| (run.first_position + 1).saturating_sub(w)) / KV_BLOCK;
+    let first = args
+        .window
+        .map_or(0, |w| (run.first_position + 1).saturating_sub(w))
+        / KV_BLOCK;
     within(
         "attention",
         "block",
