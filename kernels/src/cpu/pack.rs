@@ -24,7 +24,8 @@ use crate::check::{check_integers, check_percentile};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::quant::Format;
-use crate::reference::quantize::percentile;
+use crate::reference::quantize::{check_finite, percentile};
+use crate::reference::round;
 use crate::weights::{RowSource, Weights};
 
 /// Columns of one step of a tile.
@@ -90,7 +91,7 @@ pub(super) fn fill(
     let tiles = first / LANES..(first + count).div_ceil(LANES);
     let minus_128: Mutex<bool> = Mutex::new(weights.has_minus_128);
     let target = Target::new(weights);
-    let failed: Mutex<Option<Error>> = Mutex::new(None);
+    let failed: Mutex<Option<(usize, Error)>> = Mutex::new(None);
     backend.pool.run(tiles.len(), &|worker, task| {
         let tile = tiles.start + task;
         let mut scratch = backend.scratch(worker);
@@ -99,10 +100,10 @@ pub(super) fn fill(
                 Ok(false) => {}
                 Ok(true) => *minus_128.lock().unwrap_or_else(PoisonError::into_inner) = true,
                 Err(error) => {
-                    failed
-                        .lock()
-                        .unwrap_or_else(PoisonError::into_inner)
-                        .get_or_insert(error);
+                    let mut failed = failed.lock().unwrap_or_else(PoisonError::into_inner);
+                    if failed.as_ref().is_none_or(|(first, _)| row < *first) {
+                        *failed = Some((row, error));
+                    }
                 }
             }
         }
@@ -113,7 +114,7 @@ pub(super) fn fill(
     failed
         .into_inner()
         .unwrap_or_else(PoisonError::into_inner)
-        .map_or(Ok(()), Err)
+        .map_or(Ok(()), |(_, error)| Err(error))
 }
 
 /// Where rows go. Rows of different tiles share no bytes, so threads may write different tiles at once.
@@ -233,10 +234,10 @@ fn fill_row(
                 scales: &mut *scales,
             });
             if !finite {
-                return Err(Error::shape(
-                    "weights",
-                    format!("row {row} has a value that is not finite"),
-                ));
+                if let Format::Dense(dtype) = format {
+                    round(dtype, &mut values[..k]);
+                }
+                check_finite(row, &values[..k])?;
             }
             match format {
                 Format::Dense(dtype) => target.put_floats(row, &values[..k], dtype),
@@ -248,7 +249,7 @@ fn fill_row(
 }
 
 /// Quantises one row of weights, zero-padded to whole vectors; whether it is finite. Dense rows are only
-/// checked.
+/// checked, rounded as they will be.
 struct QuantizeWeights<'a> {
     format: Format,
     values: &'a mut [f32],
@@ -274,7 +275,12 @@ impl Kernel for QuantizeWeights<'_> {
                 // SAFETY: a chunk has sixteen values.
                 acc = s.max_magnitude(acc, unsafe { s.load(chunk.as_ptr()) });
             }
-            let largest = f32::from_bits(s.reduce_max_i32(acc) as u32);
+            let mut largest = [f32::from_bits(s.reduce_max_i32(acc) as u32)];
+            if let Format::Dense(dtype) = self.format {
+                // Rounding keeps the order of magnitudes, so the largest speaks for all.
+                round(dtype, &mut largest);
+            }
+            let [largest] = largest;
             if !largest.is_finite() {
                 return false;
             }
@@ -287,6 +293,8 @@ impl Kernel for QuantizeWeights<'_> {
             let scale = clip / limit as f32;
             let scale = if scale == 0.0 { 1.0 } else { scale };
             self.scales[group] = scale;
+            // A subnormal scale may be far from its quotient, which must not pass the largest integer.
+            let clip = clip.min(scale * limit as f32);
             let (low, high, divisor) = (s.splat(-clip), s.splat(clip), s.splat(scale));
             for (values, q) in values.chunks_exact(LANES).zip(q.chunks_exact_mut(LANES)) {
                 // SAFETY: both chunks have sixteen elements.

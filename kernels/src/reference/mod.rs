@@ -481,7 +481,7 @@ fn store(out: &mut TensorMut<'_>, row: usize, y: &[f32]) -> Result<()> {
 }
 
 /// Rounds to what `dtype` can hold.
-fn round(dtype: DType, y: &mut [f32]) {
+pub(crate) fn round(dtype: DType, y: &mut [f32]) {
     for y in y {
         *y = match dtype {
             DType::Bf16 => bf16::from_f32(*y).to_f32(),

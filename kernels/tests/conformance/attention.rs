@@ -130,16 +130,6 @@ enum Scores {
     Poisoned,
 }
 
-/// Rows of a sequence, with its blocks of the cache.
-#[derive(Clone)]
-struct Run {
-    first_row: usize,
-    rows: usize,
-    first_position: usize,
-    blocks: Vec<u32>,
-    phase: Phase,
-}
-
 impl Spec {
     fn new(dtype: DType, phase: Phase) -> Self {
         Self {
@@ -226,34 +216,36 @@ impl Spec {
         self.sequences().iter().map(|sequence| sequence.2).sum()
     }
 
-    /// Runs whose blocks are shuffled over a pool larger than they need.
-    fn runs(self) -> (Vec<Run>, usize) {
+    /// Runs whose blocks are shuffled over a pool larger than they need; the table of the blocks, of which the
+    /// first belongs to no run.
+    fn runs(self) -> (Vec<AttentionRun>, Vec<u32>) {
         let sequences = self.sequences();
-        let needed: usize = sequences
+        let blocks = |length: usize| length.div_ceil(KV_BLOCK);
+        let pool = sequences
             .iter()
-            .map(|(_, length, _)| length.div_ceil(KV_BLOCK))
-            .sum();
-        let pool = needed + 3;
-        let mut order: Vec<u32> = (0..pool as u32).collect();
+            .map(|sequence| blocks(sequence.1))
+            .sum::<usize>()
+            + 3;
+        let mut table: Vec<u32> = (0..pool as u32).collect();
         let mut rng = Rng::new(pool as u64);
         for i in (1..pool).rev() {
-            order.swap(i, rng.below(i + 1));
+            table.swap(i, rng.below(i + 1));
         }
-        let (mut next_row, mut next_block) = (0, 0);
+        let (mut first_row, mut first_block) = (0, 1);
         let runs = sequences.into_iter().map(|(phase, length, rows)| {
-            let blocks = order[next_block..next_block + length.div_ceil(KV_BLOCK)].to_vec();
-            let run = Run {
-                first_row: next_row,
+            let run = AttentionRun {
+                first_row,
                 rows,
                 first_position: length - rows,
-                blocks,
+                first_block,
+                blocks: blocks(length),
                 phase,
             };
-            next_row += rows;
-            next_block += run.blocks.len();
+            first_row += rows;
+            first_block += run.blocks;
             run
         });
-        (runs.collect(), pool)
+        (runs.collect(), table)
     }
 
     fn queries(self) -> Vec<f32> {
@@ -302,13 +294,13 @@ impl Spec {
     }
 
     fn prepare(self, _: &dyn Backend) -> Result<Attention, Failure> {
-        let (runs, pool) = self.runs();
-        let mut cache = KvLayer::new(self.cache, pool, self.kv_heads, self.size)?;
+        let (runs, table) = self.runs();
+        let mut cache = KvLayer::new(self.cache, table.len(), self.kv_heads, self.size)?;
         poison(&mut cache)?;
         for (sequence, run) in runs.iter().enumerate() {
             for place in 0..run.first_position + run.rows {
                 for head in 0..self.kv_heads {
-                    let block = run.blocks[place / KV_BLOCK] as usize;
+                    let block = run.blocks_in(&table)[place / KV_BLOCK] as usize;
                     let row = cache.row(block, head, place % KV_BLOCK);
                     let (key, value) = self.pair(sequence, head, place);
                     write(&mut cache, row, &key, &value)?;
@@ -321,6 +313,7 @@ impl Spec {
             spec: self,
             cache,
             runs,
+            table,
             queries: Matrix::input(self.dtype, rows, cols, &self.queries())?,
             out: Matrix::output(self.dtype, rows, cols)?,
             second: second.transpose()?,
@@ -427,7 +420,8 @@ impl Spec {
 struct Attention {
     spec: Spec,
     cache: KvLayer,
-    runs: Vec<Run>,
+    runs: Vec<AttentionRun>,
+    table: Vec<u32>,
     queries: Matrix,
     out: Matrix,
     second: Option<Matrix>,
@@ -435,11 +429,12 @@ struct Attention {
 
 impl Prepared for Attention {
     fn run(&mut self, backend: &dyn Backend) -> Result<(), Failure> {
-        let call = |runs: &[AttentionRun<'_>], rows: Range<usize>, out: &mut Matrix| {
+        let call = |runs: &[AttentionRun], rows: Range<usize>, out: &mut Matrix| {
             backend.attention(AttentionArgs {
                 queries: self.queries.view().row_range(rows.clone()),
                 cache: &self.cache,
                 runs,
+                table: &self.table,
                 heads: self.spec.heads(),
                 scale: self.spec.scale(),
                 window: self.spec.window,
@@ -451,17 +446,14 @@ impl Prepared for Attention {
             for first in (0..run.rows).step_by(chunk) {
                 let rows = first..(first + chunk).min(run.rows);
                 let part = AttentionRun {
-                    first_row: 0,
                     rows: rows.len(),
                     first_position: run.first_position + first,
-                    blocks: &run.blocks,
-                    phase: run.phase,
+                    ..*run
                 };
                 call(&[part], rows, second)?;
             }
         }
-        let runs: Vec<AttentionRun<'_>> = self.runs.iter().map(Run::borrow).collect();
-        Ok(call(&runs, 0..self.spec.total_rows(), &mut self.out)?)
+        Ok(call(&self.runs, 0..self.spec.total_rows(), &mut self.out)?)
     }
 
     fn outputs(&self) -> Result<Vec<Output>, Failure> {
@@ -470,18 +462,6 @@ impl Prepared for Attention {
             outputs.push(second.read("chunks")?);
         }
         Ok(outputs)
-    }
-}
-
-impl Run {
-    fn borrow(&self) -> AttentionRun<'_> {
-        AttentionRun {
-            first_row: self.first_row,
-            rows: self.rows,
-            first_position: self.first_position,
-            blocks: &self.blocks,
-            phase: self.phase,
-        }
     }
 }
 
@@ -624,7 +604,7 @@ fn append(
 }
 
 fn refusals() -> Vec<Case> {
-    let call = |heads: usize, length: usize, blocks: &'static [u32], window: Option<usize>| {
+    let call = |heads: usize, length: usize, table: &'static [u32], window: Option<usize>| {
         move |backend: &dyn Backend| {
             let cache = KvLayer::new(DType::F32, 3, 2, 16)?;
             let q = Matrix::input(DType::F32, 2, 64, &[1.0; 128])?;
@@ -634,13 +614,15 @@ fn refusals() -> Vec<Case> {
                 first_row: 0,
                 rows: 2,
                 first_position,
-                blocks,
+                first_block: 0,
+                blocks: table.len(),
                 phase,
             };
             Ok(backend.attention(AttentionArgs {
                 queries: q.view(),
                 cache: &cache,
                 runs: &[run],
+                table,
                 heads,
                 scale: 1.0,
                 window,

@@ -141,6 +141,8 @@ pub(crate) enum Source {
     LastColumn,
     /// Magnitudes of 1e-5.
     Small,
+    /// Magnitudes of 2^-141 and less: scales are subnormal, or vanish.
+    Subnormal,
     /// Normal floats, clipped at a percentile.
     Clipped(f64),
     /// Random integers.
@@ -486,7 +488,11 @@ pub(crate) fn fill(
 /// Row `row` of float weights.
 pub(crate) fn floats(source: Source, seed: u64, row: usize, k: usize) -> Vec<f32> {
     let mut rng = Rng::new(seed * 10_007 + row as u64);
-    let factor = if source == Source::Small { 1e-5 } else { 0.05 };
+    let factor = match source {
+        Source::Small => 1e-5,
+        Source::Subnormal => 2f32.powi(-140 - row as i32 % 3),
+        _ => 0.05,
+    };
     let mut w: Vec<f32> = (0..k).map(|_| rng.normal() * factor).collect();
     match source {
         Source::Zeros if row % 3 == 0 => w.fill(0.0),

@@ -20,7 +20,7 @@ use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
 
-use cider_kernels::{Backend, ReferenceBackend};
+use cider_kernels::{Backend, CpuBackend, Isa, ReferenceBackend};
 
 use crate::cases::{Case, Failure, Output};
 
@@ -108,11 +108,27 @@ struct Subjects {
 }
 
 impl Subjects {
+    /// Every instruction set on one, two and three threads.
     fn find() -> Self {
-        Self {
+        let mut subjects = Self {
             backends: Vec::new(),
             missing: Vec::new(),
+        };
+        for (isa, threads) in Isa::ALL
+            .into_iter()
+            .flat_map(|isa| [1, 2, 3].map(|n| (isa, n)))
+        {
+            let name = format!("{isa} x {threads}");
+            let backend = isa.why_not().map_or_else(
+                || CpuBackend::new(isa, threads).map_err(|error| error.to_string()),
+                Err,
+            );
+            match backend {
+                Ok(backend) => subjects.backends.push((name, Box::new(backend))),
+                Err(reason) => subjects.missing.push((name, reason)),
+            }
         }
+        subjects
     }
 }
 

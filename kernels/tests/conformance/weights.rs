@@ -15,9 +15,10 @@ pub(crate) fn cases() -> Vec<Case> {
             cases.push(case(format, Source::Zeros, n, 130));
         }
         let sources = [0.0, 50.0, 99.5, 100.0].map(Source::Clipped);
-        let sources = sources
-            .into_iter()
-            .chain([Source::Small, Source::LastColumn]);
+        let sources =
+            sources
+                .into_iter()
+                .chain([Source::Small, Source::Subnormal, Source::LastColumn]);
         cases.extend(sources.map(|source| case(format, source, 7, 300)));
         if !matches!(format, Format::Dense(_)) {
             let sources = [Source::Integers, Source::Lowest, Source::Highest];
@@ -172,7 +173,7 @@ fn refusals() -> Vec<Case> {
     let floats = |format: Format, value: f32, clip_percentile: Option<f64>| {
         move |backend: &dyn Backend| {
             let mut weights = backend.weights(format, 3, 8)?;
-            let read = |row: usize, w: &mut [f32]| w.fill(if row == 1 { value } else { 1.0 });
+            let read = |row: usize, w: &mut [f32]| w.fill(if row > 0 { value } else { 1.0 });
             let source = RowSource::Floats {
                 read: &read,
                 clip_percentile,
