@@ -81,7 +81,8 @@ fn from_metadata(metadata: &Metadata) -> Result<Tokenizer> {
             .strings(&key(name))?
             .map_or_else(Vec::new, Iterator::collect))
     };
-    let types = metadata.integers(&key("token_type"))?;
+    let type_key = key("token_type");
+    let types = metadata.integers(&type_key)?;
     Tokenizer::from_gguf(&GgufVocabulary {
         model: metadata.string(&key("model"))?.unwrap_or_default(),
         pre: metadata.string(&key("pre"))?.unwrap_or_default(),

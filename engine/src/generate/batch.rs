@@ -40,7 +40,7 @@ impl Logits {
 
 /// The rows of a step: all prompt rows first, then all generated ones.
 #[derive(Debug, Default)]
-pub struct Batch {
+pub(crate) struct Batch {
     ids: Vec<u32>,
     positions: Vec<u32>,
     slots: Vec<u32>,

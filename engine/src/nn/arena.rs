@@ -19,7 +19,7 @@ pub(crate) struct Sizes {
 /// Activations of a step of a decoder.
 #[derive(Debug)]
 pub(crate) struct Arena {
-    /// The residual stream, `[rows, hidden]`.
+    /// The residual stream, f32 `[rows, hidden]`: what every layer adds to keeps all its bits.
     pub(crate) hidden: Tensor,
     /// Queries, keys and values, `[rows, (heads + 2 * kv_heads) * head_size]`.
     pub(crate) qkv: Tensor,
@@ -63,7 +63,7 @@ impl Arena {
         let normed_qk = if config.qk_norm { queries + kv } else { 0 };
         let tensor = |cols| Tensor::zeros(dtype, rows, cols);
         Ok(Self {
-            hidden: tensor(hidden)?,
+            hidden: Tensor::zeros(DType::F32, rows, hidden)?,
             qkv: tensor(queries + 2 * kv)?,
             normed_qk: tensor(normed_qk)?,
             attended: tensor(queries)?,
