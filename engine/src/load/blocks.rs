@@ -229,3 +229,152 @@ fn five_bits(nibble: u8, fifth: u32) -> u8 {
 fn scaled_by(scale: f32, signed: u8) -> f32 {
     scale * f32::from(signed.cast_signed())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::tensor::Encoding;
+    use super::*;
+
+    /// Value `i` of a block, from the formats' definitions, bit by bit and in f64, which is exact.
+    fn value(encoding: Encoding, block: &[u8], i: usize) -> f64 {
+        let half = |at: usize| f64::from(half_at(block, at));
+        let nibble = |byte: u8, high: usize| f64::from((byte >> (4 * high)) & 15);
+        let bit = |byte: u8, bit: usize| f64::from((byte >> bit) & 1);
+        let small = |at: usize| nibble(block[at + i % 16], i / 16);
+        let fifth = |at: usize| 16.0 * bit(block[at + i / 8], i % 8);
+        match encoding {
+            Encoding::Q8_0 => half(0) * f64::from(block[2 + i].cast_signed()),
+            Encoding::Q4_0 => half(0) * (small(2) - 8.0),
+            Encoding::Q4_1 => half(0) * small(4) + half(2),
+            Encoding::Q5_0 => half(0) * (small(6) + fifth(2) - 16.0),
+            Encoding::Q5_1 => half(0) * (small(8) + fifth(4)) + half(2),
+            Encoding::Q4K | Encoding::Q5K => {
+                let (scale, minimum) = six_bits(&block[4..16], i / 32);
+                let fifth = f64::from(u8::from(encoding == Encoding::Q5K));
+                let nibbles = if encoding == Encoding::Q5K { 48 } else { 16 };
+                let q = nibble(block[nibbles + i / 64 * 32 + i % 32], i / 32 % 2)
+                    + fifth * 16.0 * bit(block[16 + i % 32], i / 32);
+                half(0) * scale * q - half(2) * minimum
+            }
+            Encoding::Q6K => {
+                let (part, quarter, l) = (i / 128, i % 128 / 32, i % 32);
+                let low = nibble(block[64 * part + 32 * (quarter % 2) + l], quarter / 2);
+                let high = (block[128 + 32 * part + l] >> (2 * quarter)) & 3;
+                let scale = f64::from(block[192 + i / 16].cast_signed());
+                half(208) * scale * (low + 16.0 * f64::from(high) - 32.0)
+            }
+            Encoding::F32 | Encoding::F16 | Encoding::Bf16 => panic!("no blocks"),
+        }
+    }
+
+    fn six_bits(packed: &[u8], group: usize) -> (f64, f64) {
+        let (scale, minimum) = match group {
+            0..4 => (packed[group] & 63, packed[group + 4] & 63),
+            _ => (
+                (packed[group + 4] & 15) + packed[group - 4] / 64 * 16,
+                packed[group + 4] / 16 + packed[group] / 64 * 16,
+            ),
+        };
+        (f64::from(scale), f64::from(minimum))
+    }
+
+    /// Blocks of any bits, but for the halves, which are ordinary numbers.
+    fn random_blocks(encoding: Encoding, count: usize) -> Vec<u8> {
+        let mut state = 7u32;
+        let mut next = || {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (state >> 24) as u8
+        };
+        let (_, size) = encoding.block();
+        let mut bytes: Vec<_> = (0..count * size).map(|_| next()).collect();
+        for block in bytes.chunks_exact_mut(size) {
+            let halves: &[usize] = if encoding == Encoding::Q6K {
+                &[208]
+            } else {
+                &[0, 2]
+            };
+            for &at in halves {
+                let number = f32::from(next().cast_signed()) / 1024.0;
+                block[at..at + 2].copy_from_slice(&f16::from_f32(number).to_le_bytes());
+            }
+        }
+        bytes
+    }
+
+    #[test]
+    fn blocks_decode_to_their_definition() {
+        for encoding in [
+            Encoding::Q8_0,
+            Encoding::Q4_0,
+            Encoding::Q4_1,
+            Encoding::Q5_0,
+            Encoding::Q5_1,
+            Encoding::Q4K,
+            Encoding::Q5K,
+            Encoding::Q6K,
+        ] {
+            let (values, size) = encoding.block();
+            let bytes = random_blocks(encoding, 50);
+            let mut decoded = vec![f32::NAN; 50 * values];
+            encoding.decode(&bytes, &mut decoded);
+            for (block, decoded) in bytes.chunks(size).zip(decoded.chunks(values)) {
+                for (i, found) in decoded.iter().enumerate() {
+                    let expected = value(encoding, block, i) as f32;
+                    assert_eq!(
+                        found.to_bits(),
+                        expected.to_bits(),
+                        "{} {i}",
+                        encoding.name()
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn floats_decode_at_any_address_and_length() {
+        for count in [1, 7, 63, 64, 65, 200] {
+            let values: Vec<_> = (0..count).map(|i: u16| f32::from(i) - 99.5).collect();
+            let mut decoded = vec![0.0; values.len()];
+            // One byte before, so that some address is odd.
+            let mut bytes = vec![0];
+            bytes.extend(
+                values
+                    .iter()
+                    .flat_map(|value| f16::from_f32(*value).to_le_bytes()),
+            );
+            decode_f16(&bytes[1..], &mut decoded);
+            assert_eq!(decoded, values);
+            bytes.truncate(1);
+            bytes.extend(values.iter().flat_map(|value| value.to_le_bytes()));
+            decode_f32(&bytes[1..], &mut decoded);
+            assert_eq!(decoded, values);
+            bytes.truncate(1);
+            bytes.extend(
+                values
+                    .iter()
+                    .flat_map(|&value| half::bf16::from_f32(value).to_le_bytes()),
+            );
+            decode_bf16(&bytes[1..], &mut decoded);
+            assert_eq!(decoded, values);
+        }
+        let special = [
+            f16::INFINITY,
+            f16::NEG_INFINITY,
+            f16::from_bits(1),
+            f16::MAX,
+            f16::NEG_ZERO,
+        ];
+        let bytes: Vec<_> = special.iter().flat_map(|half| half.to_le_bytes()).collect();
+        let mut decoded = [0.0; 5];
+        decode_f16(&bytes, &mut decoded);
+        let expected = [
+            f32::INFINITY,
+            f32::NEG_INFINITY,
+            2f32.powi(-24),
+            65504.0,
+            -0.0,
+        ];
+        assert_eq!(decoded.map(f32::to_bits), expected.map(f32::to_bits));
+    }
+}
