@@ -68,33 +68,6 @@ enum WindowRule {
     Never,
 }
 
-const FAMILIES: [Family; 4] = [
-    Family {
-        class: "LlamaForCausalLM",
-        model_type: "llama",
-        architecture: Architecture::Llama,
-        window: WindowRule::Never,
-    },
-    Family {
-        class: "MistralForCausalLM",
-        model_type: "mistral",
-        architecture: Architecture::Llama,
-        window: WindowRule::Always,
-    },
-    Family {
-        class: "Qwen2ForCausalLM",
-        model_type: "qwen2",
-        architecture: Architecture::Qwen2,
-        window: WindowRule::Flag,
-    },
-    Family {
-        class: "Qwen3ForCausalLM",
-        model_type: "qwen3",
-        architecture: Architecture::Qwen3,
-        window: WindowRule::Flag,
-    },
-];
-
 /// The family by `architectures` and `model_type`: what is there must be known and agree.
 fn family(keys: &Keys<'_>) -> Result<Family> {
     let class = keys.list("architectures")?.unwrap_or_default().first();
@@ -296,3 +269,31 @@ const MISTRAL_WINDOW: usize = 4096;
 
 /// Qwen's `max_window_layers` where the configuration does not give it.
 const QWEN_FULL_LAYERS: usize = 28;
+
+/// The known configurations.
+const FAMILIES: [Family; 4] = [
+    Family {
+        class: "LlamaForCausalLM",
+        model_type: "llama",
+        architecture: Architecture::Llama,
+        window: WindowRule::Never,
+    },
+    Family {
+        class: "MistralForCausalLM",
+        model_type: "mistral",
+        architecture: Architecture::Llama,
+        window: WindowRule::Always,
+    },
+    Family {
+        class: "Qwen2ForCausalLM",
+        model_type: "qwen2",
+        architecture: Architecture::Qwen2,
+        window: WindowRule::Flag,
+    },
+    Family {
+        class: "Qwen3ForCausalLM",
+        model_type: "qwen3",
+        architecture: Architecture::Qwen3,
+        window: WindowRule::Flag,
+    },
+];

@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 /// The configuration of the model in `gguf`, whose tensors are put in the model's order.
 pub(in crate::load) fn model_config(gguf: &mut Gguf) -> Result<ModelConfig> {
     let architecture = architecture(&gguf.metadata)?;
-    let factors = take_factors(&mut gguf.tensors);
+    let factors = take_factors(&mut gguf.tensors)?;
     let keys = ArchitectureKeys {
         metadata: &gguf.metadata,
         name: architecture.name(),
@@ -149,13 +149,20 @@ fn vocab_size(tensors: &TensorMap) -> Result<usize> {
 }
 
 /// Takes out `rope_freqs.weight`, which is no weight of a layer.
-fn take_factors(tensors: &mut TensorMap) -> Option<Vec<f32>> {
-    let factors = tensors
-        .get(FACTORS)
-        .filter(|factors| factors.nbytes() <= MAX_SIZE);
-    let factors = factors.map(|factors| factors.read_all());
+fn take_factors(tensors: &mut TensorMap) -> Result<Option<Vec<f32>>> {
+    let Some(factors) = tensors.get(FACTORS) else {
+        return Ok(None);
+    };
+    if factors.rows() != 1 || factors.cols() > MAX_SIZE {
+        let what = format!(
+            "expected one factor per pair, found shape {:?}",
+            factors.shape()
+        );
+        return Err(Error::tensor(tensors.path(), FACTORS, what));
+    }
+    let factors = factors.read_all();
     tensors.remove(FACTORS);
-    factors
+    Ok(Some(factors))
 }
 
 fn rope_base(keys: &ArchitectureKeys<'_>, architecture: Architecture) -> Result<f64> {

@@ -1,0 +1,16 @@
+//! Any bytes as a GGUF file: refused, or every tensor of it can be read.
+#![no_main]
+
+use std::{env, fs, process};
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
+    let path = env::temp_dir().join(format!("cider-fuzz-{}.gguf", process::id()));
+    fs::write(&path, bytes).unwrap();
+    if let Ok(gguf) = cider::load::gguf::Gguf::open(&path) {
+        let tensors = &gguf.tensors;
+        tensors
+            .names()
+            .filter_map(|name| tensors.get(name))
+            .for_each(|tensor| drop(tensor.read_all()));
+    }
+});
