@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use cider_kernels::RopeConfig;
+
 use super::tensor::Encoding;
 use crate::error::{Error, Result};
 
@@ -68,59 +70,6 @@ pub struct Biases {
     pub mlp: bool,
 }
 
-/// The rotary embedding.
-#[derive(Clone, Debug, PartialEq)]
-pub struct RopeConfig {
-    /// The base of the geometric sequence of wavelengths.
-    pub base: f64,
-    /// How the frequencies are changed for longer contexts.
-    pub scaling: RopeScaling,
-    /// Per pair of dimensions, what its frequency is divided by (a GGUF file's `rope_freqs.weight`).
-    pub factors: Option<Vec<f32>>,
-}
-
-/// The ways of stretching rope over a longer context.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum RopeScaling {
-    /// Not at all.
-    Default,
-    /// Every frequency is divided by the same factor.
-    Linear {
-        /// What the frequencies are divided by.
-        factor: f64,
-    },
-    /// Low frequencies are divided, high ones kept, those between interpolated.
-    Llama3 {
-        /// What the low frequencies are divided by.
-        factor: f64,
-        /// Wavelengths above `original / low` are low frequencies.
-        low: f64,
-        /// Wavelengths below `original / high` are high frequencies.
-        high: f64,
-        /// The context before stretching.
-        original: usize,
-    },
-    /// `YaRN`: interpolation by parts, and a factor on cosine and sine.
-    Yarn {
-        /// What the interpolated frequencies are divided by.
-        factor: f64,
-        /// The context before stretching.
-        original: usize,
-        /// Rotations over the original context above which a dimension is kept.
-        beta_fast: f64,
-        /// Rotations over the original context below which a dimension is interpolated.
-        beta_slow: f64,
-        /// The factor on cosine and sine; absent, it follows from the others.
-        attention_factor: Option<f64>,
-        /// Scales the logarithm in the numerator of the attention factor.
-        mscale: Option<f64>,
-        /// The same in its denominator.
-        mscale_all_dim: Option<f64>,
-        /// The borders of the ramp are rounded to whole dimensions.
-        truncate: bool,
-    },
-}
-
 impl ModelConfig {
     /// What no single key can be checked for: the keys together.
     pub(super) fn check(&self, path: &Path) -> Result<()> {
@@ -136,6 +85,11 @@ impl ModelConfig {
         if heads * head_size > MAX_SIZE {
             let what = format!("{heads} heads of {head_size} are wider than {MAX_SIZE}");
             return Err(Error::config(path, "num_attention_heads", what));
+        }
+        let base = self.rope.base;
+        if base <= 1.0 {
+            let what = format!("expected a number above 1, found {base}");
+            return Err(Error::config(path, "rope_theta", what));
         }
         if let Some(factors) = &self.rope.factors {
             check_factors(factors, head_size, path)?;

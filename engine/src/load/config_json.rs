@@ -21,7 +21,8 @@ pub(super) fn read(path: &Path, object: &Map<String, Value>) -> Result<ModelConf
     let hidden_size = keys.required_size("hidden_size", MAX_SIZE)?;
     let layers = keys.required_size("num_hidden_layers", MAX_LAYERS)?;
     let max_positions = keys.required_size("max_position_embeddings", MAX_SIZE)?;
-    let rope = rope_json::read(&keys, max_positions, family.architecture)?;
+    let head_size = head_size(&keys, hidden_size, heads)?;
+    let rope = rope_json::read(&keys, family.architecture, head_size, max_positions)?;
     let config = ModelConfig {
         architecture: family.architecture,
         hidden_size,
@@ -29,7 +30,7 @@ pub(super) fn read(path: &Path, object: &Map<String, Value>) -> Result<ModelConf
         layers,
         heads,
         kv_heads: keys.size("num_key_value_heads", MAX_SIZE)?.unwrap_or(heads),
-        head_size: head_size(&keys, hidden_size, heads)?,
+        head_size,
         vocab_size: keys.required_size("vocab_size", MAX_SIZE)?,
         max_positions: rope_json::reach(&rope.scaling, max_positions),
         rms_norm_eps: keys.required_positive("rms_norm_eps")? as f32,

@@ -24,7 +24,7 @@ use self::gguf::{Gguf, Metadata};
 use self::sniff::Kind;
 use crate::error::Result;
 
-pub use config::{Architecture, Biases, ModelConfig, RopeConfig, RopeScaling};
+pub use config::{Architecture, Biases, ModelConfig};
 pub use generation::GenerationConfig;
 pub use tensor::{Encoding, TensorMap, TensorSource};
 

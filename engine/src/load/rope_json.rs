@@ -3,17 +3,18 @@
 
 use std::collections::BTreeSet;
 
-use serde_json::Value;
+use cider_kernels::{RopeConfig, RopeScaling};
 
-use super::config::{Architecture, MAX_SIZE, RopeConfig, RopeScaling};
+use super::config::{Architecture, MAX_SIZE};
 use super::json::Keys;
 use crate::error::Result;
 
-/// Reads the rotary embedding of a model of `max_positions`.
+/// Reads the rotary embedding of heads of `head_size`, in a model of `max_positions`.
 pub(super) fn read(
     keys: &Keys<'_>,
-    max_positions: usize,
     architecture: Architecture,
+    head_size: usize,
+    max_positions: usize,
 ) -> Result<RopeConfig> {
     let mut scaling = RopeScaling::Default;
     let mut base = None;
@@ -37,6 +38,7 @@ pub(super) fn read(
     };
     Ok(RopeConfig {
         base,
+        rotary_size: head_size,
         scaling,
         factors: None,
     })
@@ -48,7 +50,7 @@ pub(super) fn reach(scaling: &RopeScaling, max_positions: usize) -> usize {
         RopeScaling::Yarn {
             factor, original, ..
         } => {
-            let stretched = (original as f64 * factor) as usize;
+            let stretched = (original * factor) as usize;
             max_positions.max(stretched.min(MAX_SIZE))
         }
         _ => max_positions,
@@ -116,11 +118,12 @@ fn read_llama3(keys: &Keys<'_>) -> Result<RopeScaling> {
         let what = format!("expected less than high_freq_factor {high}, found {low}");
         return Err(keys.error("low_freq_factor", what));
     }
+    let original = keys.required_size("original_max_position_embeddings", MAX_SIZE)?;
     Ok(RopeScaling::Llama3 {
         factor: keys.required_positive("factor")?,
         low,
         high,
-        original: keys.required_size("original_max_position_embeddings", MAX_SIZE)?,
+        original: original as f64,
     })
 }
 
@@ -133,15 +136,37 @@ fn read_yarn(keys: &Keys<'_>, max_positions: usize) -> Result<RopeScaling> {
     };
     Ok(RopeScaling::Yarn {
         factor,
-        original: original.unwrap_or(max_positions),
+        original: original.unwrap_or(max_positions) as f64,
         beta_fast: keys.positive("beta_fast")?.unwrap_or(32.0),
         beta_slow: keys.positive("beta_slow")?.unwrap_or(1.0),
-        attention_factor: keys.positive("attention_factor")?,
-        mscale: keys.float("mscale")?,
-        mscale_all_dim: keys.float("mscale_all_dim")?,
-        truncate: keys
-            .find("truncate")
-            .and_then(Value::as_bool)
-            .unwrap_or(true),
+        attention_factor: attention_factor(keys, factor)?,
+        truncate: keys.flag("truncate")?.unwrap_or(true),
     })
+}
+
+/// What cosine and sine are multiplied by: said, or a ratio of two that are said, or what follows
+/// from the stretch.
+fn attention_factor(keys: &Keys<'_>, factor: f64) -> Result<f64> {
+    if let Some(said) = keys.positive("attention_factor")? {
+        return Ok(said);
+    }
+    let above = keys.float("mscale")?.filter(|&scale| scale != 0.0);
+    let below = keys.float("mscale_all_dim")?.filter(|&scale| scale != 0.0);
+    let ratio = match (above, below) {
+        (Some(above), Some(below)) => stretch(factor, above) / stretch(factor, below),
+        _ => stretch(factor, 1.0),
+    };
+    if !(ratio.is_finite() && ratio > 0.0) {
+        return Err(keys.error("mscale", format!("leads to an attention factor of {ratio}")));
+    }
+    Ok(ratio)
+}
+
+/// The factor on cosine and sine that goes with stretching by `factor`.
+pub(super) fn stretch(factor: f64, scale: f64) -> f64 {
+    if factor > 1.0 {
+        0.1 * scale * factor.ln() + 1.0
+    } else {
+        1.0
+    }
 }

@@ -1,9 +1,10 @@
 //! `config.json` key by key: C117 (rope), C119 (windows), C123 (what may be absent).
 
-use cider::load::{Checkpoint, Encoding, ModelConfig, RopeScaling};
+use cider::load::{Checkpoint, Encoding, ModelConfig};
+use cider_kernels::RopeScaling;
 use serde_json::{Value, json};
 
-use crate::support::{Folder, Tiny, assert_refused};
+use crate::support::{Folder, Made, Tiny, assert_refused};
 
 fn config(tiny: &Tiny) -> ModelConfig {
     tiny.open().unwrap().config
@@ -144,6 +145,7 @@ fn keys_are_checked_together() {
         ("bos_token_id", json!(4000), ["id 4000", "vocabulary of 80"]),
         ("hidden_act", json!("gelu"), ["hidden_act", "\"gelu\""]),
         ("dtype", json!("int4"), ["dtype", "\"int4\""]),
+        ("rope_theta", json!(1.0), ["rope_theta", "above 1, found 1"]),
         ("rms_norm_eps", json!(0), ["rms_norm_eps", "above 0"]),
         (
             "quantization_config",
@@ -206,7 +208,7 @@ fn rope_in_both_spellings() {
         factor: 8.0,
         low: 1.0,
         high: 4.0,
-        original: 8192,
+        original: 8192.0,
     };
     for scaling in [llama3.clone(), old_key] {
         let mut tiny = Tiny::qwen3();
@@ -214,7 +216,7 @@ fn rope_in_both_spellings() {
         let rope = config(&tiny).rope;
         assert_eq!(
             (rope.scaling, rope.base.to_bits()),
-            (expected, 1e6f64.to_bits())
+            (expected.clone(), 1e6f64.to_bits())
         );
     }
     let mut nested = llama3;
@@ -227,7 +229,7 @@ fn rope_in_both_spellings() {
         let rope = config(&tiny).rope;
         assert_eq!(
             (rope.scaling, rope.base.to_bits()),
-            (expected, 5e5f64.to_bits())
+            (expected.clone(), 5e5f64.to_bits())
         );
     }
 }
@@ -251,31 +253,73 @@ fn every_kind_of_rope() {
     let config = scaling(yarn);
     let expected = RopeScaling::Yarn {
         factor: 4.0,
-        original: 4096,
+        original: 4096.0,
         beta_fast: 32.0,
         beta_slow: 1.0,
-        attention_factor: None,
-        mscale: None,
-        mscale_all_dim: None,
+        attention_factor: 0.1 * 4f64.ln() + 1.0,
         truncate: true,
     };
     assert_eq!(config.rope.scaling, expected);
+    assert_eq!(config.rope.rotary_size, 32);
     assert_eq!(config.max_positions, 16_384);
-    let full = scaling(
-        json!({"rope_type": "yarn", "factor": 2, "beta_fast": 16, "beta_slow": 2,
-        "attention_factor": 1.5, "mscale": 1.0, "mscale_all_dim": 0.5, "truncate": false}),
-    );
-    let expected = RopeScaling::Yarn {
+    let mut said = json!({"rope_type": "yarn", "factor": 2, "beta_fast": 16, "beta_slow": 2,
+        "attention_factor": 1.5, "mscale": 1.0, "mscale_all_dim": 0.5, "truncate": false});
+    let expected = |attention_factor| RopeScaling::Yarn {
         factor: 2.0,
-        original: 4096,
+        original: 4096.0,
         beta_fast: 16.0,
         beta_slow: 2.0,
-        attention_factor: Some(1.5),
-        mscale: Some(1.0),
-        mscale_all_dim: Some(0.5),
+        attention_factor,
         truncate: false,
     };
-    assert_eq!(full.rope.scaling, expected);
+    assert_eq!(scaling(said.clone()).rope.scaling, expected(1.5));
+    said["attention_factor"] = Value::Null;
+    let ratio = (0.1 * 2f64.ln() + 1.0) / (0.05 * 2f64.ln() + 1.0);
+    assert_eq!(scaling(said.clone()).rope.scaling, expected(ratio));
+    // One of the two alone does not count.
+    said["mscale_all_dim"] = json!(0);
+    assert_eq!(scaling(said).rope.scaling, expected(0.1 * 2f64.ln() + 1.0));
+}
+
+/// C117: from the file to the frequencies.
+#[test]
+fn frequencies_of_llama3() {
+    let mut tiny = Tiny::qwen3();
+    tiny.set("rope_theta", json!(500_000.0));
+    tiny.set("head_dim", json!(128));
+    tiny.set(
+        "rope_scaling",
+        json!({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}),
+    );
+    for tensor in &mut tiny.tensors {
+        for (part, shape) in [
+            ("q_proj", vec![512, 64]),
+            ("k_proj", vec![256, 64]),
+            ("v_proj", vec![256, 64]),
+            ("o_proj", vec![64, 512]),
+            ("q_norm", vec![128]),
+            ("k_norm", vec![128]),
+        ] {
+            if tensor.name.contains(part) {
+                *tensor = Made::new(&tensor.name, &shape, 3);
+            }
+        }
+    }
+    let frequencies = config(&tiny).rope.inverse_frequencies();
+    for (i, expected) in [
+        (0, 1.0),
+        (28, 3.211_446e-3),
+        (29, 2.166_571e-3),
+        (30, 1.371_894e-3),
+        (32, 5.248_462e-4),
+        (34, 1.785_078e-4),
+        (35, 9.556_212e-5),
+        (63, 3.068_926e-7),
+    ] {
+        let error: f64 = frequencies[i] / expected - 1.0;
+        assert!(error.abs() < 1e-5, "{i}: {}", frequencies[i]);
+    }
 }
 
 /// C117.

@@ -1,10 +1,11 @@
 //! GGUF metadata to [`ModelConfig`] and [`GenerationConfig`].
 
-use super::super::config::{
-    Architecture, Biases, MAX_LAYERS, MAX_SIZE, ModelConfig, RopeConfig, RopeScaling,
-};
+use cider_kernels::{RopeConfig, RopeScaling};
+
+use super::super::config::{Architecture, Biases, MAX_LAYERS, MAX_SIZE, ModelConfig};
 use super::super::generation::GenerationConfig;
 use super::super::names::{EMBEDDING, HEAD};
+use super::super::rope_json;
 use super::super::tensor::{RowOrder, TensorMap};
 use super::{Gguf, Metadata};
 use crate::error::{Error, Result};
@@ -23,6 +24,12 @@ pub(in crate::load) fn model_config(gguf: &mut Gguf) -> Result<ModelConfig> {
     let hidden_size = keys.required_size("embedding_length", MAX_SIZE)?;
     let head_size = head_size(&keys, hidden_size, heads)?;
     let max_positions = keys.required_size("context_length", MAX_SIZE)?;
+    let rope = RopeConfig {
+        base: rope_base(&keys, architecture)?,
+        rotary_size: head_size,
+        scaling: rope_scaling(&keys, max_positions)?,
+        factors,
+    };
     let config = ModelConfig {
         architecture,
         hidden_size,
@@ -34,13 +41,9 @@ pub(in crate::load) fn model_config(gguf: &mut Gguf) -> Result<ModelConfig> {
             .unwrap_or(heads),
         head_size,
         vocab_size: vocab_size(&gguf.tensors)?,
-        max_positions,
+        max_positions: rope_json::reach(&rope.scaling, max_positions),
         rms_norm_eps: keys.required_positive("attention.layer_norm_rms_epsilon")? as f32,
-        rope: RopeConfig {
-            base: rope_base(&keys, architecture)?,
-            scaling: rope_scaling(&keys, max_positions)?,
-            factors,
-        },
+        rope,
         tied: !gguf.tensors.contains(HEAD),
         window: vec![window(&keys, architecture)?; layers],
         qk_norm: architecture == Architecture::Qwen3,
@@ -186,22 +189,15 @@ fn rope_scaling(keys: &ArchitectureKeys<'_>, max_positions: usize) -> Result<Rop
             let factor = factor.ok_or_else(|| keys.missing("rope.scaling.factor"))?;
             let original = keys.size("rope.scaling.original_context_length", MAX_SIZE)?;
             // The format's factor multiplies the one that follows from the stretch.
-            let attention = keys.positive("rope.scaling.attn_factor")?;
-            let own = if factor > 1.0 {
-                0.1 * factor.ln() + 1.0
-            } else {
-                1.0
-            };
+            let attention = keys.positive("rope.scaling.attn_factor")?.unwrap_or(1.0);
             Ok(RopeScaling::Yarn {
                 factor,
-                original: original.unwrap_or(max_positions),
+                original: original.unwrap_or(max_positions) as f64,
                 beta_fast: keys
                     .positive("rope.scaling.yarn_beta_fast")?
                     .unwrap_or(32.0),
                 beta_slow: keys.positive("rope.scaling.yarn_beta_slow")?.unwrap_or(1.0),
-                attention_factor: attention.map(|attention| attention * own),
-                mscale: None,
-                mscale_all_dim: None,
+                attention_factor: attention * rope_json::stretch(factor, 1.0),
                 truncate: true,
             })
         }
