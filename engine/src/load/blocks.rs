@@ -72,11 +72,14 @@ pub(super) fn decode_q4_1(bytes: &[u8], out: &mut [f32]) {
 /// 32 five-bit values of zero point 16 and a scale; the fifth bits stand apart.
 pub(super) fn decode_q5_0(bytes: &[u8], out: &mut [f32]) {
     for (block, out) in blocks::<22>(bytes, out) {
-        let (scale, fifth) = (half_at(block, 0), word_at(block, 2));
+        let (scale, fifths) = (half_at(block, 0), fifth_bits(&block[2..6]));
         let (low, high) = out.split_at_mut(16);
-        for (i, ((low, high), &pair)) in low.iter_mut().zip(high).zip(&block[6..]).enumerate() {
-            *low = f32::from(five_bits(pair & 15, fifth >> i).cast_signed() - 16) * scale;
-            *high = f32::from(five_bits(pair >> 4, fifth >> (i + 16)).cast_signed() - 16) * scale;
+        let (low_fifths, high_fifths) = fifths.split_at(16);
+        for ((low, &fifth), &pair) in low.iter_mut().zip(low_fifths).zip(&block[6..]) {
+            *low = (f32::from((pair & 15) | fifth) - 16.0) * scale;
+        }
+        for ((high, &fifth), &pair) in high.iter_mut().zip(high_fifths).zip(&block[6..]) {
+            *high = (f32::from((pair >> 4) | fifth) - 16.0) * scale;
         }
     }
 }
@@ -85,11 +88,14 @@ pub(super) fn decode_q5_0(bytes: &[u8], out: &mut [f32]) {
 pub(super) fn decode_q5_1(bytes: &[u8], out: &mut [f32]) {
     for (block, out) in blocks::<24>(bytes, out) {
         let (scale, minimum) = (half_at(block, 0), half_at(block, 2));
-        let fifth = word_at(block, 4);
+        let fifths = fifth_bits(&block[4..8]);
         let (low, high) = out.split_at_mut(16);
-        for (i, ((low, high), &pair)) in low.iter_mut().zip(high).zip(&block[8..]).enumerate() {
-            *low = f32::from(five_bits(pair & 15, fifth >> i)) * scale + minimum;
-            *high = f32::from(five_bits(pair >> 4, fifth >> (i + 16))) * scale + minimum;
+        let (low_fifths, high_fifths) = fifths.split_at(16);
+        for ((low, &fifth), &pair) in low.iter_mut().zip(low_fifths).zip(&block[8..]) {
+            *low = f32::from((pair & 15) | fifth) * scale + minimum;
+        }
+        for ((high, &fifth), &pair) in high.iter_mut().zip(high_fifths).zip(&block[8..]) {
+            *high = f32::from((pair >> 4) | fifth) * scale + minimum;
         }
     }
 }
@@ -140,30 +146,37 @@ pub(super) fn decode_q6_k(bytes: &[u8], out: &mut [f32]) {
         let halves = block[..128].chunks(64).zip(block[128..192].chunks(32));
         let scaled = halves.zip(block[192..208].chunks(8));
         for (out, ((nibbles, pairs), scales)) in out.chunks_exact_mut(128).zip(scaled) {
-            for (quarter, out) in out.chunks_exact_mut(32).enumerate() {
-                let nibbles = &nibbles[32 * (quarter % 2)..];
-                let shifts = (4 * (quarter as u32 / 2), 2 * quarter as u32);
-                let scales = (
-                    scaled_by(scale, scales[2 * quarter]),
-                    scaled_by(scale, scales[2 * quarter + 1]),
-                );
-                decode_q6_k_quarter(nibbles, pairs, shifts, scales, out);
-            }
+            let (first, second) = nibbles.split_at(32);
+            let mut quarters = out.chunks_exact_mut(32).zip(scales.chunks(2));
+            let mut next = || {
+                quarters.next().map(|(out, scales)| {
+                    (
+                        out,
+                        [scaled_by(scale, scales[0]), scaled_by(scale, scales[1])],
+                    )
+                })
+            };
+            decode_q6_k_quarter::<0, 0>(first, pairs, next());
+            decode_q6_k_quarter::<0, 2>(second, pairs, next());
+            decode_q6_k_quarter::<4, 4>(first, pairs, next());
+            decode_q6_k_quarter::<4, 6>(second, pairs, next());
         }
     }
 }
 
-fn decode_q6_k_quarter(
+/// 32 values in two groups of 16. The shifts are constants so that the loop becomes vectors.
+fn decode_q6_k_quarter<const NIBBLE: u32, const PAIR: u32>(
     nibbles: &[u8],
     pairs: &[u8],
-    (nibble_shift, pair_shift): (u32, u32),
-    scales: (f32, f32),
-    out: &mut [f32],
+    quarter: Option<(&mut [f32], [f32; 2])>,
 ) {
-    for (i, ((out, &nibble), &pair)) in out.iter_mut().zip(nibbles).zip(pairs).enumerate() {
-        let q = ((nibble >> nibble_shift) & 15) | ((pair >> pair_shift) & 3) << 4;
-        let scale = if i < 16 { scales.0 } else { scales.1 };
-        *out = scale * f32::from(q.cast_signed() - 32);
+    let Some((out, scales)) = quarter else { return };
+    let groups = nibbles.chunks_exact(16).zip(pairs.chunks_exact(16));
+    for ((out, (nibbles, pairs)), scale) in out.chunks_exact_mut(16).zip(groups).zip(scales) {
+        for ((out, &nibble), &pair) in out.iter_mut().zip(nibbles).zip(pairs) {
+            let q = ((nibble >> NIBBLE) & 15) | ((pair >> PAIR) & 3) << 4;
+            *out = scale * f32::from(q.cast_signed() - 32);
+        }
     }
 }
 
@@ -217,13 +230,16 @@ fn half_at(block: &[u8], at: usize) -> f32 {
     f16::from_le_bytes([block[at], block[at + 1]]).to_f32()
 }
 
-fn word_at(block: &[u8], at: usize) -> u32 {
-    u32::from_le_bytes([block[at], block[at + 1], block[at + 2], block[at + 3]])
-}
-
-/// A nibble with its fifth bit, the lowest of `fifth`.
-fn five_bits(nibble: u8, fifth: u32) -> u8 {
-    nibble | ((fifth as u8) & 1) << 4
+/// Four bytes of fifth bits, lowest first, each bit as the 16 it stands for.
+fn fifth_bits(packed: &[u8]) -> [u8; 32] {
+    let mut fifths = [0; 32];
+    for (to, &byte) in fifths.chunks_exact_mut(8).zip(packed) {
+        // Eight copies, of which byte i keeps bit i; adding 127 carries any bit to the top.
+        let spread = (u64::from(byte) * 0x0101_0101_0101_0101) & 0x8040_2010_0804_0201;
+        let tops = (spread + 0x7f7f_7f7f_7f7f_7f7f) & 0x8080_8080_8080_8080;
+        to.copy_from_slice(&(tops >> 3).to_le_bytes());
+    }
+    fifths
 }
 
 fn scaled_by(scale: f32, signed: u8) -> f32 {

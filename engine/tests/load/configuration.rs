@@ -93,11 +93,14 @@ fn each_key_may_hold_nonsense() {
         json!(true),
         json!(0.5),
     ];
+    let folder = Folder::new();
+    Tiny::qwen3().save(&folder);
     for key in keys {
         for value in &nonsense {
             let mut tiny = Tiny::qwen3();
             tiny.set(&key, value.clone());
-            if let Err(error) = tiny.open() {
+            tiny.save_config(&folder);
+            if let Err(error) = folder.open() {
                 let error = error.to_string();
                 assert!(
                     error.contains("config.json") || error.contains("tensor"),
