@@ -48,8 +48,18 @@ pub(super) fn open_file(path: &Path) -> Result<TensorMap> {
     if path.to_string_lossy().ends_with(INDEX_SUFFIX) {
         return open_shards(path);
     }
-    if let Some((stem, _)) = shard_set(&file_name(path)) {
-        return open_shards(&path.with_file_name(format!("{stem}{INDEX_SUFFIX}")));
+    if let Some((stem, total)) = shard_set(&file_name(path)) {
+        let index = path.with_file_name(format!("{stem}{INDEX_SUFFIX}"));
+        if index.exists() {
+            return open_shards(&index);
+        }
+        if total != "00001" {
+            let what = format!(
+                "one of {total} shards, but there is no {}",
+                file_name(&index)
+            );
+            return Err(Error::file(path, what));
+        }
     }
     let mut tensors = TensorMap::new(path);
     let source = safetensors::open(path)?;

@@ -170,3 +170,29 @@ pub(super) fn stretch(factor: f64, scale: f64) -> f64 {
         1.0
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use serde_json::json;
+
+    use super::*;
+
+    /// Field case C117.
+    #[test]
+    fn attention_factors_of_yarn() {
+        for (parameters, stretched, expected) in [
+            (json!({}), 4.0, 1.138_629),
+            (json!({}), 1.0, 1.0),
+            (json!({"attention_factor": 1.5}), 4.0, 1.5),
+            (json!({"mscale": 0.707, "mscale_all_dim": 0.707}), 40.0, 1.0),
+            (json!({"mscale": 0.707}), 4.0, 1.138_629),
+        ] {
+            let object = parameters.as_object().unwrap();
+            let keys = Keys::new(Path::new("config.json"), object);
+            let found = attention_factor(&keys, stretched).unwrap();
+            assert!((found - expected).abs() < 1e-6, "{parameters}: {found}");
+        }
+    }
+}

@@ -1,7 +1,6 @@
 //! The models: each one file that reads like its paper.
 
 mod loader;
-mod rope;
 mod transformer;
 
 use std::fmt::Debug;

@@ -3,7 +3,7 @@
 
 use cider_kernels::{Backend, KvLayer, RopeTable, RowsOut};
 
-use super::{Loader, Model, rope};
+use super::{Loader, Model};
 use crate::error::Result;
 use crate::generate::Batch;
 use crate::load::ModelConfig;
@@ -54,10 +54,7 @@ impl Transformer {
         } else {
             Some(loader.head("lm_head.weight", vocabulary, hidden)?)
         };
-        let rope = RopeTable::new(
-            &rope::config(&config.rope, config.head_size),
-            loader.positions(),
-        )?;
+        let rope = RopeTable::new(&config.rope, loader.positions())?;
         Ok(Self {
             config,
             embedding,

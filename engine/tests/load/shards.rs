@@ -54,6 +54,22 @@ fn an_index_or_a_shard_stands_for_the_whole() {
 }
 
 #[test]
+fn shards_need_their_index() {
+    let folder = sharded();
+    fs::remove_file(folder.path().join(INDEX)).unwrap();
+    assert_refused(folder.open(), &[&shard_name(1), &shard_name(2), "no index"]);
+    let shard = Checkpoint::open(&folder.path().join(shard_name(2)));
+    assert_refused(shard, &[&shard_name(2), "one of 00003 shards", INDEX]);
+    // The only shard of its set is the whole.
+    let folder = Folder::new();
+    let tiny = Tiny::qwen3();
+    tiny.save_config(&folder);
+    let only = folder.path().join("model-00001-of-00001.safetensors");
+    save_tensors(&only, &tiny.tensors);
+    folder.open().unwrap();
+}
+
+#[test]
 fn a_missing_shard_is_named() {
     let folder = sharded();
     fs::remove_file(folder.path().join(shard_name(2))).unwrap();

@@ -110,7 +110,10 @@ impl Metadata {
     /// # Errors
     ///
     /// [`Error::Config`] when `key` is of another type; numbers beyond `i64` count as -1.
-    pub fn integers(&self, key: &str) -> Result<Option<impl ExactSizeIterator<Item = i64>>> {
+    pub fn integers<'a>(
+        &'a self,
+        key: &str,
+    ) -> Result<Option<impl ExactSizeIterator<Item = i64> + use<'a>>> {
         let whole = |kind| {
             use ValueKind::{I8, I16, I32, I64, U8, U16, U32, U64};
             matches!(kind, U8 | I8 | U16 | I16 | U32 | I32 | U64 | I64)
@@ -124,7 +127,10 @@ impl Metadata {
     /// # Errors
     ///
     /// [`Error::Config`] when `key` is of another type.
-    pub fn floats(&self, key: &str) -> Result<Option<impl ExactSizeIterator<Item = f32>>> {
+    pub fn floats<'a>(
+        &'a self,
+        key: &str,
+    ) -> Result<Option<impl ExactSizeIterator<Item = f32> + use<'a>>> {
         let float = |kind| matches!(kind, ValueKind::F32 | ValueKind::F64);
         let numbers = self.numbers(key, "floats", float)?;
         Ok(numbers.map(|numbers| numbers.map(|number| number.float().unwrap_or(f64::NAN) as f32)))
@@ -202,12 +208,12 @@ impl Metadata {
             .ok_or_else(|| self.wrong(key, expected, value))
     }
 
-    fn numbers(
-        &self,
+    fn numbers<'a>(
+        &'a self,
         key: &str,
         expected: &str,
-        fits: impl Fn(ValueKind) -> bool,
-    ) -> Result<Option<impl ExactSizeIterator<Item = Number>>> {
+        fits: fn(ValueKind) -> bool,
+    ) -> Result<Option<impl ExactSizeIterator<Item = Number> + use<'a>>> {
         let kind = match self.values.get(key) {
             Some(Value::Array { kind, .. }) => *kind,
             _ => ValueKind::U8,
@@ -224,7 +230,7 @@ impl Metadata {
         &self,
         key: &str,
         expected: &str,
-        fits: impl Fn(ValueKind) -> bool,
+        fits: fn(ValueKind) -> bool,
     ) -> Result<Option<(usize, &[u8])>> {
         match self.values.get(key) {
             None => Ok(None),
