@@ -163,6 +163,15 @@ def write(path, value):
     path.write_text(text + "\n", encoding="utf-8", newline="\n")
 
 
+def write_rows(path, tables):
+    """One row a line: the ids would take thousands of lines otherwise."""
+    lines = []
+    for name, rows in tables.items():
+        rows = ",\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
+        lines.append(f"{json.dumps(name)}: [\n{rows}\n]")
+    path.write_text("{" + ",\n".join(lines) + "}\n", encoding="utf-8", newline="\n")
+
+
 def make_tokenizers():
     expected = {}
     for make in [qwen, llama, smol, sentencepiece]:
@@ -179,7 +188,7 @@ def make_tokenizers():
             decoded = tokenizer.decode(ids, skip_special_tokens=False)
             rows.append({"text": sample, "ids": ids, "plain": plain, "decoded": decoded})
         expected[make.__name__] = rows
-    write(TEXT / "expected.json", expected)
+    write_rows(TEXT / "expected.json", expected)
 
 
 def make_vocabulary_files():

@@ -218,67 +218,50 @@ fn damaged_files_are_named() {
 
 #[test]
 fn lying_metadata_is_refused() {
-    let good = GgufVocabulary {
-        model: "gpt2",
-        pre: "gpt-2",
-        tokens: vec!["a", "b", "ab"],
-        merges: vec!["a b"],
-        ..GgufVocabulary::default()
+    let error = |change: &dyn Fn(&mut GgufVocabulary<'static>)| {
+        let mut vocabulary = GgufVocabulary {
+            model: "gpt2",
+            pre: "gpt-2",
+            tokens: vec!["a", "b", "ab"],
+            merges: vec!["a b"],
+            ..GgufVocabulary::default()
+        };
+        assert_eq!(Tokenizer::from_gguf(&vocabulary).unwrap().vocab_size(), 3);
+        change(&mut vocabulary);
+        Tokenizer::from_gguf(&vocabulary).unwrap_err().to_string()
     };
-    assert_eq!(Tokenizer::from_gguf(&good).unwrap().vocab_size(), 3);
     let cases = [
         (
-            GgufVocabulary {
-                model: "llama",
-                ..good.clone()
-            },
+            error(&|v| v.model = "llama"),
             "tokenizer.ggml.model \"llama\"",
         ),
         (
-            GgufVocabulary {
-                pre: "tekken",
-                ..good.clone()
-            },
+            error(&|v| v.pre = "tekken"),
             "tokenizer.ggml.pre \"tekken\"",
         ),
         (
-            GgufVocabulary {
-                tokens: vec!["a", "b", "a"],
-                ..good.clone()
-            },
-            "tokens 0 and 2 are both",
+            error(&|v| v.tokens[2] = "a"),
+            "tokens 0 and 2 are both \"a\"",
         ),
         (
-            GgufVocabulary {
-                merges: vec!["ab"],
-                ..good.clone()
-            },
+            error(&|v| v.merges[0] = "ab"),
             "merge \"ab\" is not two tokens",
         ),
         (
-            GgufVocabulary {
-                merges: vec!["ab ab"],
-                ..good.clone()
-            },
+            error(&|v| v.merges[0] = "ab ab"),
             "\"ab\": the joined token is not",
         ),
+        (error(&|v| v.merges[0] = "a a"), "merges: Token `aa` out of"),
         (
-            GgufVocabulary {
-                token_types: vec![1],
-                ..good.clone()
-            },
+            error(&|v| v.token_types = vec![1]),
             "1 entries for 3 tokens",
         ),
         (
-            GgufVocabulary {
-                bos: Some(3),
-                ..good.clone()
-            },
+            error(&|v| v.bos = Some(3)),
             "bos_token_id is 3, but there are 3",
         ),
     ];
-    for (vocabulary, expected) in cases {
-        let error = Tokenizer::from_gguf(&vocabulary).unwrap_err().to_string();
+    for (error, expected) in cases {
         assert!(error.contains(expected), "{error}");
     }
 }
