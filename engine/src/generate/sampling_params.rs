@@ -1,7 +1,6 @@
 //! How a request wants its tokens chosen.
 
-use serde_json::Value;
-
+use crate::load::GenerationConfig;
 use crate::{Error, Result};
 
 /// How the next token is chosen.
@@ -26,32 +25,6 @@ pub struct SamplingParams {
 }
 
 impl SamplingParams {
-    /// The defaults a model's `generation_config.json` sets; `do_sample: false` means greedy.
-    #[must_use]
-    pub fn from_generation_config(config: &Value) -> Self {
-        let number = |key: &str, default: f32| {
-            config
-                .get(key)
-                .and_then(Value::as_f64)
-                .map_or(default, |value| value as f32)
-        };
-        let default = Self::default();
-        let greedy = config.get("do_sample") == Some(&Value::Bool(false));
-        let top_k = config.get("top_k").and_then(Value::as_u64);
-        Self {
-            temperature: if greedy {
-                0.0
-            } else {
-                number("temperature", default.temperature)
-            },
-            top_k: top_k.map_or(default.top_k, |k| usize::try_from(k).unwrap_or(usize::MAX)),
-            top_p: number("top_p", default.top_p),
-            min_p: number("min_p", default.min_p),
-            repetition_penalty: number("repetition_penalty", default.repetition_penalty),
-            ..default
-        }
-    }
-
     /// Checks that every value is in its range.
     ///
     /// # Errors
@@ -101,6 +74,25 @@ impl SamplingParams {
     }
 }
 
+/// The defaults that a checkpoint brings; `do_sample: false` means greedy.
+impl From<&GenerationConfig> for SamplingParams {
+    fn from(config: &GenerationConfig) -> Self {
+        let default = Self::default();
+        let greedy = config.do_sample == Some(false);
+        let temperature = config.temperature.unwrap_or(default.temperature);
+        Self {
+            temperature: if greedy { 0.0 } else { temperature },
+            top_k: config.top_k.unwrap_or(default.top_k),
+            top_p: config.top_p.unwrap_or(default.top_p),
+            min_p: config.min_p.unwrap_or(default.min_p),
+            repetition_penalty: config
+                .repetition_penalty
+                .unwrap_or(default.repetition_penalty),
+            ..default
+        }
+    }
+}
+
 impl Default for SamplingParams {
     fn default() -> Self {
         Self {
@@ -121,26 +113,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn generation_config_sets_the_defaults() {
-        let config = serde_json::json!({
-            "do_sample": true, "temperature": 0.5, "top_k": 20, "top_p": 0.75, "min_p": null,
-        });
+    fn a_checkpoint_sets_the_defaults() {
+        let config = GenerationConfig {
+            temperature: Some(0.5),
+            top_k: Some(20),
+            top_p: Some(0.75),
+            ..GenerationConfig::default()
+        };
         let expected = SamplingParams {
             temperature: 0.5,
             top_k: 20,
             top_p: 0.75,
             ..SamplingParams::default()
         };
-        assert_eq!(SamplingParams::from_generation_config(&config), expected);
-        let greedy = serde_json::json!({"do_sample": false, "temperature": 0.5});
-        let greedy = SamplingParams::from_generation_config(&greedy);
-        assert_eq!(
-            greedy,
-            SamplingParams {
-                temperature: 0.0,
-                ..SamplingParams::default()
-            }
-        );
+        assert_eq!(SamplingParams::from(&config), expected);
+        let greedy = GenerationConfig {
+            do_sample: Some(false),
+            ..config
+        };
+        let expected = SamplingParams {
+            temperature: 0.0,
+            ..expected
+        };
+        assert_eq!(SamplingParams::from(&greedy), expected);
     }
 
     #[test]
