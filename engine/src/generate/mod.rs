@@ -5,6 +5,7 @@ mod kv_cache;
 mod random;
 mod runner;
 mod sampler;
+mod sampling_params;
 mod sequence;
 mod stop;
 
@@ -12,6 +13,7 @@ pub(crate) use batch::Batch;
 pub use batch::{Logits, Work};
 pub use kv_cache::KvCache;
 pub use runner::{DEFAULT_CONTEXT, Runner, RunnerOptions};
-pub use sampler::{History, Sampler, SamplingParams, log_probability};
+pub use sampler::{History, Sampler, log_probability};
+pub use sampling_params::SamplingParams;
 pub use sequence::Sequence;
 pub use stop::{StopReason, eos_ids};

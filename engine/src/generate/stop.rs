@@ -1,7 +1,5 @@
 //! Why and where a text ends.
 
-use serde_json::Value;
-
 /// Why generation ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StopReason {
@@ -28,20 +26,16 @@ impl StopReason {
     }
 }
 
-/// All ids that end a text, in ascending order: those that `generation_config.json` and
-/// `config.json` list under `eos_token_id` (one, several or none; a model of several parts keeps
-/// it under `text_config`), the tokenizer's and the one with which the template ends a turn.
+/// All ids that end a text, in ascending order: those of `generation_config.json`, of
+/// `config.json`, the tokenizer's, and the one with which the template ends a turn.
 #[must_use]
 pub fn eos_ids(
-    generation_config: Option<&Value>,
-    config: Option<&Value>,
+    generation: &[u32],
+    config: &[u32],
     tokenizer: Option<u32>,
     turn_end: Option<u32>,
 ) -> Vec<u32> {
-    let key = |value: Option<&Value>| listed(value.and_then(|value| value.get("eos_token_id")));
-    let mut ids = key(generation_config);
-    ids.extend(key(config));
-    ids.extend(key(config.and_then(|config| config.get("text_config"))));
+    let mut ids = [generation, config].concat();
     ids.extend(tokenizer);
     ids.extend(turn_end);
     ids.sort_unstable();
@@ -49,39 +43,14 @@ pub fn eos_ids(
     ids
 }
 
-fn listed(value: Option<&Value>) -> Vec<u32> {
-    let id = |value: &Value| value.as_u64().and_then(|id| u32::try_from(id).ok());
-    match value {
-        Some(Value::Array(values)) => values.iter().filter_map(id).collect(),
-        Some(value) => id(value).into_iter().collect(),
-        None => Vec::new(),
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     #[test]
-    fn every_source_counts() {
-        let list = json!({"eos_token_id": [300, 301]});
-        assert_eq!(eos_ids(Some(&list), None, Some(302), None), [300, 301, 302]);
-        let one = json!({"eos_token_id": 9});
-        assert_eq!(eos_ids(None, Some(&one), Some(9), Some(4)), [4, 9]);
-        let nested = json!({"text_config": {"eos_token_id": [7]}});
-        assert_eq!(eos_ids(Some(&one), Some(&nested), None, None), [7, 9]);
-    }
-
-    #[test]
-    fn null_missing_and_nonsense_add_nothing() {
-        for value in [
-            json!({"eos_token_id": null}),
-            json!({}),
-            json!({"eos_token_id": [-1, "x"]}),
-        ] {
-            assert_eq!(eos_ids(Some(&value), Some(&value), None, None), [0; 0]);
-        }
+    fn every_source_counts_once() {
+        assert_eq!(eos_ids(&[300, 301], &[], Some(302), None), [300, 301, 302]);
+        assert_eq!(eos_ids(&[], &[9], Some(9), Some(4)), [4, 9]);
+        assert_eq!(eos_ids(&[], &[], None, None), [0; 0]);
     }
 }

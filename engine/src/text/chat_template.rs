@@ -240,6 +240,13 @@ impl ChatTemplate {
         Ok(Prompt { text, literal })
     }
 
+    /// Renders with nothing but `variables`.
+    #[cfg(test)]
+    pub(super) fn render_variables(&self, variables: &Map<String, Value>) -> Result<String> {
+        self.render_context(DEFAULT, variables)
+            .map_err(|e| self.failed(&e))
+    }
+
     /// The control token that ends an assistant's turn, if the template writes one.
     #[must_use]
     pub fn turn_end(&self, tokenizer: &Tokenizer) -> Option<u32> {

@@ -16,7 +16,7 @@ use crate::{Error, Result};
 /// Replaces control strings in values, and remembers what stands for what.
 pub(crate) struct Guard<'a> {
     /// Longest first.
-    controls: Vec<&'a str>,
+    by_first_byte: HashMap<u8, Vec<&'a str>>,
     /// Characters of the private plane that the input uses itself.
     taken: HashSet<char>,
     by_text: HashMap<String, char>,
@@ -26,11 +26,17 @@ pub(crate) struct Guard<'a> {
 impl<'a> Guard<'a> {
     /// `control_strings` are the texts of the tokenizer's control tokens.
     pub(crate) fn new(control_strings: impl Iterator<Item = &'a str>) -> Self {
+        let mut by_first_byte: HashMap<u8, Vec<&str>> = HashMap::new();
         // One that is white space alone is part of any text; trimming must still find it.
-        let mut controls: Vec<&str> = control_strings.filter(|s| !s.trim().is_empty()).collect();
-        controls.sort_by_key(|control| std::cmp::Reverse(control.len()));
+        for control in control_strings.filter(|control| !control.trim().is_empty()) {
+            let first = control.bytes().next().unwrap_or_default();
+            by_first_byte.entry(first).or_default().push(control);
+        }
+        for controls in by_first_byte.values_mut() {
+            controls.sort_by_key(|control| std::cmp::Reverse(control.len()));
+        }
         Self {
-            controls,
+            by_first_byte,
             taken: HashSet::new(),
             by_text: HashMap::new(),
             by_character: HashMap::new(),
@@ -67,10 +73,7 @@ impl<'a> Guard<'a> {
             }
             Value::Object(entries) => {
                 for (key, mut item) in std::mem::take(entries) {
-                    // These name things of the API, and templates compare them.
-                    if !matches!(key.as_str(), "role" | "type") {
-                        self.cover_all(&mut item)?;
-                    }
+                    self.cover_all(&mut item)?;
                     entries.insert(self.cover(&key)?, item);
                 }
             }
@@ -80,34 +83,40 @@ impl<'a> Guard<'a> {
     }
 
     fn cover(&mut self, text: &str) -> Result<String> {
+        let end = text.trim_end().len();
         let mut covered = String::with_capacity(text.len());
-        let mut rest = text;
-        while let Some(character) = rest.chars().next() {
-            let control = self
-                .controls
-                .iter()
-                .copied()
-                .find(|control| rest.starts_with(*control));
-            let (piece, len) = match control {
+        let mut at = 0;
+        for (start, character) in text.char_indices() {
+            if start < at {
+                continue;
+            }
+            let found = self.control_at(text, start, end);
+            let (piece, len) = match found {
                 Some(control) => (self.placeholder(control)?, control.len()),
-                None if self.begins_control(rest.trim_end()) => {
-                    let tail = rest.trim_end();
-                    (self.placeholder(tail)?, tail.len())
-                }
                 None => (character, character.len_utf8()),
             };
             covered.push(piece);
-            rest = rest.get(len..).unwrap_or_default();
+            at = start + len;
         }
         Ok(covered)
     }
 
-    fn begins_control(&self, tail: &str) -> bool {
-        !tail.is_empty()
-            && self
-                .controls
-                .iter()
-                .any(|control| control.starts_with(tail))
+    /// The control string at `start`, or what could be the first part of one: all that is left
+    /// of the text up to `end`, behind which there is only white space.
+    fn control_at<'t>(&self, text: &'t str, start: usize, end: usize) -> Option<&'t str> {
+        let rest = text.get(start..)?;
+        let controls = self.by_first_byte.get(rest.as_bytes().first()?)?;
+        if let Some(control) = controls.iter().find(|control| rest.starts_with(**control)) {
+            return rest.get(..control.len());
+        }
+        // A word alone is no mark, whatever the vocabulary; templates compare words.
+        let tail = text
+            .get(start..end)
+            .filter(|tail| !tail.chars().all(is_word))?;
+        controls
+            .iter()
+            .any(|control| control.starts_with(tail))
+            .then_some(tail)
     }
 
     fn placeholder(&mut self, text: &str) -> Result<char> {
@@ -141,6 +150,10 @@ impl<'a> Guard<'a> {
         }
         (text, literal)
     }
+}
+
+fn is_word(character: char) -> bool {
+    character.is_alphanumeric() || character == '_'
 }
 
 /// Supplementary private use area B.

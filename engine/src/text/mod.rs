@@ -18,3 +18,6 @@ pub use message::{Content, Message, Part, Role};
 pub use stop_matcher::{StopMatcher, Stopped};
 pub use stream_decoder::StreamDecoder;
 pub use tokenizer::{Controls, GgufVocabulary, Tokenizer};
+
+#[cfg(test)]
+mod tests;

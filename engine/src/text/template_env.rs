@@ -230,7 +230,7 @@ impl Style {
                 '\t' => self.out.push_str("\\t"),
                 '\u{8}' => self.out.push_str("\\b"),
                 '\u{c}' => self.out.push_str("\\f"),
-                c if c < ' ' || (self.ensure_ascii && !c.is_ascii() && !is_placeholder(c)) => {
+                c if c < ' ' || (self.ensure_ascii && c > '~' && !is_placeholder(c)) => {
                     for unit in c.encode_utf16(&mut [0; 2]) {
                         // Writing to a string cannot fail.
                         let _ = write!(self.out, "\\u{unit:04x}");
@@ -274,7 +274,7 @@ fn python_float(value: f64) -> String {
 }
 
 /// Steps of the template engine. A chat of a thousand messages takes some hundred thousand.
-const FUEL: u64 = 50_000_000;
+const FUEL: u64 = 10_000_000;
 const MAX_INDENT: usize = 32;
 /// Marks the words of a template's own refusal.
 const RAISED: &str = "\u{1}";

@@ -112,22 +112,17 @@ pub(crate) fn build_bpe(
     merges: Vec<(String, String)>,
     options: impl FnOnce(BpeBuilder) -> BpeBuilder,
 ) -> Result<BPE> {
-    let mut joined = String::new();
-    for (left, right) in &merges {
-        joined.clear();
-        joined.push_str(left);
-        joined.push_str(right);
-        if let Some(missing) = [left, right, &joined]
-            .into_iter()
-            .find(|t| !ids.contains_key(*t))
-        {
-            return Err(Error::Tokenizer(format!(
-                "merge of {left:?} and {right:?} needs {missing:?}, which is not in the vocabulary"
-            )));
-        }
+    // The builder joins the halves in a buffer of the longest token's length.
+    let longest = ids.keys().map(String::len).max().unwrap_or(0);
+    if let Some((left, right)) = merges.iter().find(|(l, r)| l.len() + r.len() > longest) {
+        return Err(Error::Tokenizer(format!(
+            "merge of {left:?} and {right:?}: the joined token is not in the vocabulary"
+        )));
     }
     let builder = options(BPE::builder().vocab_and_merges(ids, merges));
-    builder.build().map_err(|e| Error::Tokenizer(e.to_string()))
+    builder
+        .build()
+        .map_err(|e| Error::Tokenizer(format!("merges: {e}")))
 }
 
 fn added(vocabulary: &GgufVocabulary<'_>) -> Vec<AddedToken> {

@@ -1,0 +1,249 @@
+//! Chats rendered as the reference renders them.
+
+use serde_json::{Map, json};
+
+use super::*;
+
+fn cases() -> Vec<(Value, Value)> {
+    let (Value::Array(cases), Value::Array(expected)) = (
+        json("templates/cases.json"),
+        json("templates/expected.json"),
+    ) else {
+        panic!("both files hold a list");
+    };
+    assert_eq!(cases.len(), expected.len());
+    for (case, expected) in cases.iter().zip(&expected) {
+        assert_eq!(case["name"], expected["name"]);
+    }
+    cases.into_iter().zip(expected).collect()
+}
+
+/// The tokenizer whose named tokens the reference was given.
+fn tokenizer_of(template: &str) -> Tokenizer {
+    fixture(match template {
+        "headers.jinja" => "llama",
+        "blocks.jinja" => "sentencepiece",
+        _ => "qwen",
+    })
+}
+
+/// Renders a case through the public API.
+fn render(case: &Value) -> crate::Result<Prompt> {
+    let name = case["template"].as_str().unwrap();
+    let mut variables = case["variables"].as_object().unwrap().clone();
+    let messages: Vec<Message> =
+        serde_json::from_value(variables.remove("messages").unwrap()).unwrap();
+    let tools = variables.remove("tools").unwrap_or(json!([]));
+    let options = RenderOptions {
+        add_generation_prompt: variables.remove("add_generation_prompt").unwrap() == true,
+        tools: serde_json::from_value(tools).unwrap(),
+        extra: variables,
+    };
+    template(name).render(&messages, &options, &tokenizer_of(name))
+}
+
+fn assert_rendered(name: &Value, rendered: crate::Result<String>, expected: &Value) {
+    match (rendered, &expected["error"]) {
+        (Ok(text), Value::Null) => assert_eq!(text, expected.as_str().unwrap(), "{name}"),
+        (Err(error), Value::String(words)) => {
+            assert!(
+                error.to_string().ends_with(words.as_str()),
+                "{name}: {error}"
+            );
+        }
+        (rendered, _) => panic!("{name}: {rendered:?} instead of {expected}"),
+    }
+}
+
+#[test]
+fn chats_are_those_of_the_reference() {
+    for (case, expected) in cases()
+        .iter()
+        .filter(|(case, _)| case["template"].is_string())
+    {
+        let rendered = render(case).map(|prompt| prompt.text().to_owned());
+        assert_rendered(&case["name"], rendered, &expected["rendered"]);
+    }
+}
+
+#[test]
+fn snippets_are_those_of_the_reference() {
+    for (case, expected) in cases()
+        .iter()
+        .filter(|(case, _)| case["source"].is_string())
+    {
+        let template = ChatTemplate::new(case["source"].as_str().unwrap(), "snippet").unwrap();
+        let mut context = Map::new();
+        context.insert("tools".to_owned(), Value::Null);
+        context.extend(case["variables"].as_object().unwrap().clone());
+        assert_rendered(
+            &case["name"],
+            template.render_variables(&context),
+            &expected["rendered"],
+        );
+    }
+}
+
+#[test]
+fn ids_are_those_of_the_whole_text() {
+    for (case, _) in cases()
+        .iter()
+        .filter(|(case, _)| case["template"].is_string())
+    {
+        let Ok(prompt) = render(case) else { continue };
+        let tokenizer = tokenizer_of(case["template"].as_str().unwrap());
+        let whole = tokenizer
+            .encode(prompt.text(), Controls::Recognised)
+            .unwrap();
+        assert_eq!(
+            prompt.tokenize(&tokenizer).unwrap(),
+            whole,
+            "{}",
+            case["name"]
+        );
+    }
+}
+
+#[test]
+fn chats_begin_with_one_bos_or_none() {
+    let messages = [Message::new(Role::User, "Hi")];
+    let options = RenderOptions {
+        add_generation_prompt: true,
+        ..RenderOptions::default()
+    };
+    let first_two = |template_name: &str, tokenizer: &Tokenizer| {
+        let prompt = template(template_name)
+            .render(&messages, &options, tokenizer)
+            .unwrap();
+        let ids = prompt.tokenize(tokenizer).unwrap();
+        [
+            tokenizer.token(ids[0]).unwrap(),
+            tokenizer.token(ids[1]).unwrap(),
+        ]
+    };
+    let llama = first_two("headers.jinja", &fixture("llama"));
+    assert_eq!(llama, ["<|begin_of_text|>", "<|start_header_id|>"]);
+    assert_eq!(
+        first_two("thinking.jinja", &fixture("qwen"))[0],
+        "<|im_start|>"
+    );
+}
+
+#[test]
+fn turn_ends_are_found() {
+    let (qwen, llama) = (fixture("qwen"), fixture("llama"));
+    assert_eq!(
+        template("thinking.jinja").turn_end(&qwen),
+        qwen.token_id("<|im_end|>")
+    );
+    assert_eq!(
+        template("headers.jinja").turn_end(&llama),
+        llama.token_id("<|eot_id|>")
+    );
+    let bare = ChatTemplate::new("{{ messages[0].content }}", "bare").unwrap();
+    assert_eq!(bare.turn_end(&qwen), None);
+}
+
+#[test]
+fn parts_are_joined_where_the_template_takes_text() {
+    let message: Message = serde_json::from_value(json!({
+        "role": "developer",
+        "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}],
+    }))
+    .unwrap();
+    let user = Message::new(Role::User, "c");
+    let qwen = fixture("qwen");
+    let render = |template: &ChatTemplate, messages: &[Message]| {
+        template.render(messages, &RenderOptions::default(), &qwen)
+    };
+    let (text, parts) = (template("blocks.jinja"), template("parts.jinja"));
+    assert!(!text.takes_parts() && parts.takes_parts());
+    let prompt = render(
+        &template("thinking.jinja"),
+        &[message.clone(), user.clone()],
+    )
+    .unwrap();
+    assert!(
+        prompt
+            .text()
+            .starts_with("<|im_start|>system\na\nb<|im_end|>"),
+        "{prompt:?}"
+    );
+    let prompt = render(&parts, &[message]).unwrap();
+    assert_eq!(prompt.text(), "<|im_start|>system\nab<|im_end|>\n");
+    let picture = Message {
+        content: Content::Parts(vec![Part::Image]),
+        ..user
+    };
+    let error = render(&text, &[picture]).unwrap_err().to_string();
+    assert_eq!(
+        error,
+        "chat template (blocks.jinja): the template takes no pictures"
+    );
+}
+
+#[test]
+fn arguments_of_calls_become_objects() {
+    let message: Message = serde_json::from_value(json!({
+        "role": "assistant",
+        "content": null,
+        "tool_calls": [
+            {"type": "function", "function": {"name": "f", "arguments": "{\"x\": 1.0}"}},
+            {"type": "function", "function": {"name": "g", "arguments": "not json"}},
+        ],
+    }))
+    .unwrap();
+    let messages = [Message::new(Role::User, "q"), message];
+    let qwen = fixture("qwen");
+    let prompt = template("thinking.jinja").render(&messages, &RenderOptions::default(), &qwen);
+    let text = prompt.unwrap().text().to_owned();
+    assert!(
+        text.contains("{\"name\": \"f\", \"arguments\": {\"x\": 1.0}}"),
+        "{text}"
+    );
+    assert!(
+        text.contains("{\"name\": \"g\", \"arguments\": not json}"),
+        "{text}"
+    );
+}
+
+#[test]
+fn today_is_known() {
+    let template = ChatTemplate::new("{{ strftime_now('%d %b %Y|%Y-%m-%d') }}", "date").unwrap();
+    let text = template.render_variables(&Map::new()).unwrap();
+    let (long, short) = text.split_once('|').unwrap();
+    let words: Vec<&str> = long.split(' ').collect();
+    assert_eq!(
+        [words[0].len(), words[1].len(), words[2].len()],
+        [2, 3, 4],
+        "{text}"
+    );
+    assert!(words[1].chars().all(char::is_alphabetic), "{text}");
+    assert_eq!(short.split('-').next_back().unwrap(), words[0]);
+    let bad = ChatTemplate::new("{{ strftime_now('%') }}", "date").unwrap();
+    assert!(bad.render_variables(&Map::new()).is_err());
+}
+
+#[test]
+fn hostile_and_broken_templates_end_with_an_error() {
+    let loops = "{% for a in range(9999) %}{% for b in range(9999) %}{% for c in range(9999) %}\
+                 {% endfor %}{% endfor %}{% endfor %}";
+    let error = ChatTemplate::new(loops, "hostile")
+        .unwrap()
+        .render_variables(&Map::new());
+    assert!(error.unwrap_err().to_string().contains("fuel"));
+    let error = ChatTemplate::new("a\n{% if %}", "broken.jinja")
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.starts_with("chat template (broken.jinja): syntax error"),
+        "{error}"
+    );
+    assert!(error.ends_with("(line 2)"), "{error}");
+    let refuses = ChatTemplate::new("{{ raise_exception('roles must\nalternate') }}", "r").unwrap();
+    let error = refuses
+        .render_variables(&Map::new())
+        .unwrap_err()
+        .to_string();
+    assert_eq!(error, "chat template (r): roles must alternate");
+}
