@@ -38,11 +38,13 @@ impl MappedFile {
     }
 
     /// The bytes of the file.
+    #[must_use]
     pub fn bytes(&self) -> &[u8] {
         self.map.as_deref().unwrap_or_default()
     }
 
     /// The file's path, as it was given.
+    #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }

@@ -126,7 +126,7 @@ impl RopeConfig {
 
     fn check(&self) -> Result<()> {
         let refuse = |what: String| Err(Error::shape("rope", what));
-        if self.rotary_size == 0 || self.rotary_size % 2 != 0 {
+        if self.rotary_size == 0 || !self.rotary_size.is_multiple_of(2) {
             return refuse(format!(
                 "rotary size {} is not an even number",
                 self.rotary_size

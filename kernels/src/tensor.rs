@@ -222,7 +222,7 @@ pub struct TensorMut<'a> {
     stride: usize,
 }
 
-impl<'a> TensorMut<'a> {
+impl TensorMut<'_> {
     /// Element type.
     #[must_use]
     pub fn dtype(&self) -> DType {

@@ -116,22 +116,7 @@ impl Engine {
     /// What the model's makers sample with; greedy where they say so.
     #[must_use]
     pub fn sampling(&self) -> SamplingParams {
-        let (from, default) = (&self.generation, SamplingParams::default());
-        let temperature = if from.do_sample == Some(false) {
-            Some(0.0)
-        } else {
-            from.temperature
-        };
-        SamplingParams {
-            temperature: temperature.unwrap_or(default.temperature),
-            top_k: from.top_k.unwrap_or(default.top_k),
-            top_p: from.top_p.unwrap_or(default.top_p),
-            min_p: from.min_p.unwrap_or(default.min_p),
-            repetition_penalty: from
-                .repetition_penalty
-                .unwrap_or(default.repetition_penalty),
-            ..default
-        }
+        SamplingParams::from(&self.generation)
     }
 
     /// The tokens of a chat, up to the opening of the assistant's turn. Message text is plain text: control

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use crate::error::{Error, Result};
+use crate::generate::eos_ids;
 use crate::load::Checkpoint;
 use crate::load::gguf::Metadata;
 use crate::text::{ChatTemplate, GgufVocabulary, Message, RenderOptions, Tokenizer};
@@ -31,19 +32,16 @@ impl TextSide {
                 ChatTemplate::find(Some(&checkpoint.path), chosen, None)?,
             ),
         };
-        match &template {
-            Some(template) => tracing::info!("chat template: {}", template.source_name()),
-            None => tracing::warn!("no chat template: chats need --chat-template"),
+        if let Some(template) = &template {
+            tracing::info!("chat template: {}", template.source_name());
+        } else {
+            tracing::warn!("no chat template: chats need --chat-template");
         }
         let turn_end = template
             .as_ref()
             .and_then(|template| template.turn_end(&tokenizer));
-        let mut end_tokens = checkpoint.generation.eos.clone();
-        end_tokens.extend(&checkpoint.config.eos);
-        end_tokens.extend(tokenizer.eos());
-        end_tokens.extend(turn_end);
-        end_tokens.sort_unstable();
-        end_tokens.dedup();
+        let (generation, config) = (&checkpoint.generation.eos, &checkpoint.config.eos);
+        let end_tokens = eos_ids(generation, config, tokenizer.eos(), turn_end);
         Ok(Self {
             tokenizer,
             template,

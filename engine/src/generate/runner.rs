@@ -164,14 +164,14 @@ impl Runner {
 
     /// The logits of the `token`-th token of those asked for by the `work`-th work of the last step.
     ///
-    /// # Panics
+    /// # Errors
     /// When that token's logits were not asked for.
     pub fn logits(&mut self, work: usize, token: usize) -> Result<&mut [f32]> {
         let row = self.batch.logits_of(work) + token;
-        assert!(
-            row < self.batch.logits().len(),
-            "logits {token} of work {work} were not asked for"
-        );
+        if row >= self.batch.logits().len() {
+            let what = format!("logits {token} of work {work} were not asked for");
+            return Err(Error::Request(what));
+        }
         let columns = self.arena.logits.cols();
         Ok(&mut self.arena.logits.as_mut_slice::<f32>()?[row * columns..][..columns])
     }

@@ -1,4 +1,4 @@
-//! The dense decoder: Llama 2 and 3, SmolLM2, Mistral, Qwen2, Qwen2.5, Qwen3. They differ in what the
+//! The dense decoder: Llama 2 and 3, `SmolLM2`, Mistral, Qwen2, Qwen2.5, Qwen3. They differ in what the
 //! configuration says: biases, norms of queries and keys, windows, rope.
 
 use cider_kernels::{Backend, KvLayer, RopeTable, RowsOut};
@@ -181,8 +181,10 @@ impl Layer {
         arena: &mut Arena,
     ) -> Result<()> {
         let rows = 0..context.rows().all;
-        let (size, eps) = (config.head_size, config.rms_norm_eps);
+        let size = config.head_size;
         let (queries, kv) = (config.heads * size, config.kv_heads * size);
+        self.queries_and_keys(context, config, rope, arena)?;
+
         let Arena {
             hidden,
             qkv,
@@ -192,70 +194,67 @@ impl Layer {
             staging,
             ..
         } = arena;
-
-        let x = Source::Norm {
-            x: hidden.view(),
-            weight: &self.input_norm,
-            eps,
-        };
-        self.qkv.forward(context, x, staging, qkv.view_mut())?;
-        if let Some((query_norm, key_norm)) = &self.qk_norms {
-            let raw = qkv.view().row_range(rows.clone());
-            let (query, key) = (
-                raw.col_range(0..queries),
-                raw.col_range(queries..queries + kv),
-            );
-            let out = RowsOut::Float(
-                normed_qk
-                    .view_mut()
-                    .row_range(rows.clone())
-                    .col_range(0..queries),
-            );
-            context.rms_norm(query, query_norm, eps, out)?;
-            let out = normed_qk
-                .view_mut()
-                .row_range(rows.clone())
-                .col_range(queries..queries + kv);
-            context.rms_norm(key, key_norm, eps, RowsOut::Float(out))?;
-        }
-        let qk = if self.qk_norms.is_some() {
-            &mut *normed_qk
-        } else {
-            &mut *qkv
-        };
-        let both = qk
-            .view_mut()
-            .row_range(rows.clone())
-            .col_range(0..queries + kv);
-        context.rope(both, size, rope)?;
-
         let qk = if self.qk_norms.is_some() {
             &*normed_qk
         } else {
             &*qkv
         };
         let qk = qk.view().row_range(rows.clone());
-        let values = qkv
-            .view()
-            .row_range(rows.clone())
-            .col_range(queries + kv..queries + 2 * kv);
+        let values = queries + kv..queries + 2 * kv;
+        let values = qkv.view().row_range(rows.clone()).col_range(values);
         context.kv_append(qk.col_range(queries..queries + kv), values, cache)?;
         let out = attended.view_mut().row_range(rows.clone());
-        context.attention(
-            qk.col_range(0..queries),
-            cache,
-            config.heads,
-            self.window,
-            out,
-        )?;
+        let heads = config.heads;
+        context.attention(qk.col_range(0..queries), cache, heads, self.window, out)?;
 
-        self.output.forward(
-            context,
-            Source::Rows(attended.view()),
-            staging,
-            delta.view_mut(),
-        )?;
+        let x = Source::Rows(attended.view());
+        self.output.forward(context, x, staging, delta.view_mut())?;
         add(context.backend, hidden, delta, rows.end)
+    }
+
+    /// Queries, keys and values of the normalised rows; queries and keys normalised where the model does
+    /// that, and rotated.
+    fn queries_and_keys(
+        &self,
+        context: Context<'_>,
+        config: &ModelConfig,
+        rope: &RopeTable,
+        arena: &mut Arena,
+    ) -> Result<()> {
+        let rows = 0..context.rows().all;
+        let (size, eps) = (config.head_size, config.rms_norm_eps);
+        let (queries, kv) = (config.heads * size, config.kv_heads * size);
+        let Arena {
+            hidden,
+            qkv,
+            normed_qk,
+            staging,
+            ..
+        } = arena;
+        let x = Source::Norm {
+            x: hidden.view(),
+            weight: &self.input_norm,
+            eps,
+        };
+        self.qkv.forward(context, x, staging, qkv.view_mut())?;
+        let qk = if let Some((query_norm, key_norm)) = &self.qk_norms {
+            for (columns, weight) in [(0..queries, query_norm), (queries..queries + kv, key_norm)] {
+                let x = qkv
+                    .view()
+                    .row_range(rows.clone())
+                    .col_range(columns.clone());
+                let out = normed_qk
+                    .view_mut()
+                    .row_range(rows.clone())
+                    .col_range(columns);
+                context.rms_norm(x, weight, eps, RowsOut::Float(out))?;
+            }
+            normed_qk
+        } else {
+            qkv
+        };
+        let both = qk.view_mut().row_range(rows).col_range(0..queries + kv);
+        context.rope(both, size, rope)
     }
 
     /// Norm, gate and up, gated product, down, residual.

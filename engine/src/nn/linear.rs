@@ -111,19 +111,18 @@ impl Linear {
         range: Range<usize>,
         out: TensorMut<'_>,
     ) -> Result<()> {
-        let input = match source {
-            Source::Rows(x) => x.row_range(range.clone()),
-            _ => {
-                let columns = 0..self.weights.k();
-                let floats = staging.floats.view_mut().row_range(range.clone());
-                let floats = floats.col_range(columns.clone());
-                source.produce(context, range.clone(), RowsOut::Float(floats))?;
-                staging
-                    .floats
-                    .view()
-                    .row_range(range.clone())
-                    .col_range(columns)
-            }
+        let input = if let Source::Rows(x) = source {
+            x.row_range(range.clone())
+        } else {
+            let columns = 0..self.weights.k();
+            let floats = staging.floats.view_mut().row_range(range.clone());
+            let floats = floats.col_range(columns.clone());
+            source.produce(context, range.clone(), RowsOut::Float(floats))?;
+            staging
+                .floats
+                .view()
+                .row_range(range.clone())
+                .col_range(columns)
         };
         Ok(context.backend.linear(LinearArgs {
             input: LinearInput::Float(input),

@@ -242,55 +242,92 @@ impl Kernel for PromptTile<'_> {
             let queries = &mut queries[i * group * padded..][..group * padded];
             job.load_queries(s, part.run.first_row + token, part.kv_head, queries);
         }
-        let place = |row: usize| part.run.first_position + part.tokens.start + row / group;
-        let all = job.seen(place(0)).start..job.seen(place(rows - 1)).end;
+        let mut tile = TileRows {
+            job,
+            part: &part,
+            queries,
+            states,
+            fresh,
+        };
+        let all = tile.seen(0).start..tile.seen(rows - 1).end;
         for block in all.start / KV_BLOCK..all.end.div_ceil(KV_BLOCK) {
-            let first_row = job.cache.row(
-                part.run.blocks_in(job.table)[block] as usize,
-                part.kv_head,
-                0,
-            );
+            let place = part.run.blocks_in(job.table)[block] as usize;
+            let first_row = job.cache.row(place, part.kv_head, 0);
             load_keys_transposed(s, job, first_row, in_block(&all, block), key, keys);
             job.load_values(s, first_row, in_block(&all, block), values);
-            let tile = Block {
-                padded,
-                size: job.cache.head_size,
-                scale: job.scale,
-                keys,
-                values,
-            };
-            let mut row = 0;
-            while row < rows {
-                let seen = in_block(&job.seen(place(row)), block);
-                let four = S::WIDE
-                    && row + 4 <= rows
-                    && in_block(&job.seen(place(row + 3)), block) == seen;
-                let count = if four { 4 } else { 1 };
-                if !seen.is_empty() {
-                    let queries = &queries[row * padded..][..count * padded];
-                    let fresh = &mut fresh[..count * partial_len(padded)];
-                    if four {
-                        tile.reduce::<S, 4>(s, queries, seen, fresh);
-                    } else {
-                        tile.reduce::<S, 1>(s, queries, seen, fresh);
-                    }
-                    for (i, fresh) in fresh.chunks_exact(partial_len(padded)).enumerate() {
-                        let at = (row + i) * partial_len(padded);
-                        let state = &mut states[at..at + partial_len(padded)];
-                        let first = job.seen(place(row + i)).start / KV_BLOCK == block;
-                        if first {
-                            state.copy_from_slice(fresh)
-                        } else {
-                            merge(s, state, fresh)
-                        }
-                    }
-                }
-                row += count;
-            }
+            let (size, scale) = (job.cache.head_size, job.scale);
+            tile.meet(
+                s,
+                &Block {
+                    padded,
+                    size,
+                    scale,
+                    keys,
+                    values,
+                },
+                block,
+            );
         }
         for (i, state) in states.chunks_exact_mut(partial_len(padded)).enumerate() {
             let row = part.run.first_row + part.tokens.start + i / group;
             put(s, job, out, (row, part.kv_head * group + i % group), state);
+        }
+    }
+}
+
+/// The rows of a prompt tile: tokens, and the heads of the group within each.
+struct TileRows<'a> {
+    job: &'a Job<'a>,
+    part: &'a Part<'a>,
+    queries: &'a [f32],
+    /// What each row has come to so far.
+    states: &'a mut [f32],
+    /// Room for the partial results of a few rows.
+    fresh: &'a mut [f32],
+}
+
+impl TileRows<'_> {
+    /// The keys that a row sees.
+    fn seen(&self, row: usize) -> Range<usize> {
+        let token = self.part.tokens.start + row / self.job.group;
+        self.job.seen(self.part.run.first_position + token)
+    }
+
+    /// Reduces a block of keys for every row that sees some of it.
+    #[inline(always)]
+    fn meet<S: Simd>(&mut self, s: S, tile: &Block<'_>, block: usize) {
+        let rows = self.queries.len() / tile.padded;
+        let mut row = 0;
+        while row < rows {
+            let seen = in_block(&self.seen(row), block);
+            let four = S::WIDE && row + 4 <= rows && in_block(&self.seen(row + 3), block) == seen;
+            let count = if four { 4 } else { 1 };
+            if !seen.is_empty() {
+                let queries = &self.queries[row * tile.padded..][..count * tile.padded];
+                if four {
+                    tile.reduce::<S, 4>(s, queries, seen, self.fresh);
+                } else {
+                    tile.reduce::<S, 1>(s, queries, seen, self.fresh);
+                }
+                for i in 0..count {
+                    self.take(s, row + i, i, block);
+                }
+            }
+            row += count;
+        }
+    }
+
+    /// Merges the `index`-th fresh result into the state of a row.
+    #[inline(always)]
+    fn take<S: Simd>(&mut self, s: S, row: usize, index: usize, block: usize) {
+        let len = partial_len(self.job.padded);
+        let first = self.seen(row).start / KV_BLOCK == block;
+        let state = &mut self.states[row * len..][..len];
+        let fresh = &self.fresh[index * len..][..len];
+        if first {
+            state.copy_from_slice(fresh);
+        } else {
+            merge(s, state, fresh);
         }
     }
 }

@@ -190,10 +190,8 @@ impl Kernel for AddRow<'_> {
         {
             // SAFETY: both chunks have sixteen elements.
             unsafe {
-                s.store(
-                    a.as_mut_ptr(),
-                    s.add(s.load(a.as_ptr()), s.load(b.as_ptr())),
-                )
+                let y = s.add(s.load(a.as_ptr()), s.load(b.as_ptr()));
+                s.store(a.as_mut_ptr(), y);
             }
         }
         self.out.put_row(s, self.row, self.a);

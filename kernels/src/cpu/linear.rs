@@ -45,7 +45,7 @@ fn run(backend: &CpuBackend, input: LinearInput<'_>, weights: &Weights, out: Out
         let (floats, _) = scratch.take(MAX_ROWS * weights.k.next_multiple_of(LANES), 0);
         backend.level.run(Task {
             job: &job,
-            task,
+            index: task,
             floats,
         });
     });
@@ -126,7 +126,7 @@ impl<'a> Job<'a> {
 /// One block of output.
 struct Task<'a> {
     job: &'a Job<'a>,
-    task: usize,
+    index: usize,
     floats: &'a mut [f32],
 }
 
@@ -135,8 +135,8 @@ impl Kernel for Task<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let Self { job, task, floats } = self;
-        let (tiles, rows) = job.block(task);
+        let Self { job, index, floats } = self;
+        let (tiles, rows) = job.block(index);
         match (job.input, job.weights.format) {
             (LinearInput::Int8(x), Format::W4 { .. }) => {
                 cover(s, job, &mut IntWalk::<true> { x }, tiles, rows);
@@ -152,10 +152,10 @@ impl Kernel for Task<'_> {
                 };
                 match format {
                     Format::Dense(DType::F16) => {
-                        cover_floats::<S, DenseF16>(s, job, rows_f32, tiles, rows)
+                        cover_floats::<S, DenseF16>(s, job, rows_f32, tiles, rows);
                     }
                     Format::Dense(DType::Bf16) => {
-                        cover_floats::<S, DenseBf16>(s, job, rows_f32, tiles, rows)
+                        cover_floats::<S, DenseBf16>(s, job, rows_f32, tiles, rows);
                     }
                     Format::Dense(_) => cover_floats::<S, DenseF32>(s, job, rows_f32, tiles, rows),
                     Format::W4 { .. } => cover_floats::<S, Int4>(s, job, rows_f32, tiles, rows),

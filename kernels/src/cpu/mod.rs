@@ -1,4 +1,16 @@
 //! The CPU backend: algorithms written once over sixteen virtual lanes, compiled per instruction set.
+#![expect(
+    clippy::inline_always,
+    reason = "code over `Simd` must melt into the one function per level that enables its features"
+)]
+#![expect(
+    clippy::needless_range_loop,
+    reason = "blocks of registers are indexed by row and tile, several arrays at a time"
+)]
+#![expect(
+    clippy::unused_self,
+    reason = "a level's `self` is the proof that its instructions are there"
+)]
 
 mod attention;
 mod elementwise;

@@ -57,11 +57,6 @@ impl Shared<'_, u8> {
     pub(super) unsafe fn write_bytes<const N: usize>(self, start: usize, bytes: [u8; N]) {
         debug_assert!(start + N <= self.len, "{start} + {N} of {}", self.len);
         // SAFETY: the caller promises the range.
-        unsafe {
-            self.pointer
-                .add(start)
-                .cast::<[u8; N]>()
-                .write_unaligned(bytes)
-        }
+        unsafe { self.at(start).cast::<[u8; N]>().write_unaligned(bytes) };
     }
 }

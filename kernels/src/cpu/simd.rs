@@ -22,7 +22,7 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
 
     /// Whether thirty-two wide registers are there: how large a block of outputs may be.
     const WIDE: bool;
-    /// What activations are XORed with in memory: 0x80 where the dot product takes them unsigned.
+    /// What activations are combined with in memory (exclusive or): `0x80` where the dot product takes them unsigned.
     const BIAS: u8;
 
     fn splat(self, x: f32) -> Self::F;

@@ -75,7 +75,7 @@ impl Isa {
         self == Self::Avx512Vnni
     }
 
-    /// What quantised activations are XORed with in memory.
+    /// What quantised activations are combined with in memory (exclusive or).
     pub(crate) fn activation_bias(self) -> u8 {
         match self {
             Self::Scalar | Self::Avx2 => 0,

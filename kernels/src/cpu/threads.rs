@@ -141,7 +141,7 @@ impl Shared {
         // SAFETY: only the lifetime is dropped; `close` waits for every worker that joined before `run`
         // returns, so nobody uses the pointer after the borrow ends.
         let body: Body =
-            unsafe { std::mem::transmute::<*const (dyn Fn(usize, usize) + Sync + '_), Body>(body) };
+            unsafe { std::mem::transmute::<&(dyn Fn(usize, usize) + Sync), Body>(body) };
         self.next.store(0, Ordering::Relaxed);
         self.done.store(0, Ordering::Relaxed);
         // SAFETY: the gate is closed and all workers of the last epoch are done: nobody reads `job`.

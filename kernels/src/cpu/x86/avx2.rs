@@ -4,6 +4,10 @@
     reason = "one proof for the file: a value of `Avx2` exists only inside `run`, whose features are those \
               of every intrinsic here; pointers are the caller's promise, as each method says"
 )]
+#![expect(
+    clippy::wildcard_imports,
+    reason = "intrinsics are the vocabulary of this file"
+)]
 
 use std::arch::x86_64::*;
 
