@@ -165,11 +165,7 @@ impl Shared {
         let mut turns = 0_u32;
         while self.done.load(Ordering::Acquire) < joined {
             turns += 1;
-            // A worker that lost its core must get one back.
-            if turns.is_multiple_of(1 << 14) {
-                thread::yield_now();
-            }
-            hint::spin_loop();
+            pause(turns);
         }
     }
 
@@ -229,13 +225,15 @@ impl Shared {
     fn wait(&self, seen: u64) -> Option<u64> {
         let open = |gate: u64| (gate >> 16) % 2 == 1 && gate >> 16 != seen;
         let start = Instant::now();
+        let mut turns = 0_u32;
         loop {
             for _ in 0..SPINS {
                 let gate = self.gate.load(Ordering::Acquire);
                 if open(gate) {
                     return Some(gate);
                 }
-                hint::spin_loop();
+                turns = turns.saturating_add(1);
+                pause(turns);
             }
             if self.stop.load(Ordering::Relaxed) {
                 return None;
@@ -253,8 +251,20 @@ impl Shared {
     }
 }
 
+/// Waits for an instant; after the first moments it offers the core to whoever lost theirs, so that a busy
+/// machine does not wait for a thread that waits itself.
+fn pause(turns: u32) {
+    if turns > PURE_SPINS && turns.is_multiple_of(32) {
+        thread::yield_now();
+    }
+    hint::spin_loop();
+}
+
 /// Looks at the gate between two looks at the clock.
 const SPINS: u32 = 256;
+
+/// Waits before the core is offered to others: some ten microseconds.
+const PURE_SPINS: u32 = 2048;
 
 /// How long an idle worker spins: longer than the gaps inside a decode step, shorter than those between
 /// requests.
