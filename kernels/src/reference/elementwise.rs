@@ -98,3 +98,41 @@ pub(crate) const ERF_POLYNOMIAL: [f32; 10] = [
 pub(crate) const GELU_CUBIC: f32 = 0.044_715;
 /// `2 * sqrt(2 / pi)`.
 pub(crate) const GELU_TANH: f32 = 1.595_769_121_605_730_8;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The error that `docs/numerics.md` states, over every 997th float that has a normal result.
+    #[test]
+    fn exp_is_within_its_error() {
+        let mut worst = 0.0f64;
+        for bits in (0..EXP_HIGHEST.to_bits()).step_by(997) {
+            for x in [f32::from_bits(bits), -f32::from_bits(bits)] {
+                let exact = f64::from(x).exp();
+                if x >= EXP_LOWEST && exact >= f64::from(f32::MIN_POSITIVE) {
+                    worst = worst.max((f64::from(exp(x)) - exact).abs() / exact);
+                }
+            }
+        }
+        let unit = 2f64.powi(-24);
+        assert!(worst < 2.0 * unit, "{} units", worst / unit);
+        assert!(
+            worst > unit,
+            "{} units: the statement is too weak",
+            worst / unit
+        );
+    }
+
+    #[test]
+    fn exp_at_its_ends() {
+        assert_eq!(exp(0.0), 1.0);
+        assert_eq!(exp(-0.0), 1.0);
+        assert_eq!(exp(f32::NEG_INFINITY), 0.0);
+        assert_eq!(exp(f32::INFINITY), f32::INFINITY);
+        assert!(exp(EXP_HIGHEST).is_finite() && exp(EXP_LOWEST) > 0.0);
+        assert_eq!(exp(EXP_HIGHEST.next_up()), f32::INFINITY);
+        assert_eq!(exp(EXP_LOWEST.next_down()), 0.0);
+        assert!(exp(f32::NAN).is_nan());
+    }
+}

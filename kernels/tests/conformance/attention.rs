@@ -2,13 +2,11 @@
 
 use std::ops::Range;
 
-use cider_kernels::{
-    AttentionArgs, AttentionRun, Backend, DType, KV_BLOCK, KvAppendArgs, KvLayer, Phase,
-};
+use cider_kernels::{AttentionArgs, AttentionRun, Backend, DType, KV_BLOCK, KvLayer, Phase};
 use half::{bf16, f16};
 
 use crate::cases::{
-    ACTIVATIONS, Case, Failure, Fill, Matrix, Output, Prepared, Rng, bits, filled, round_to,
+    ACTIVATIONS, Case, Failure, Fill, Matrix, Output, Prepared, Rng, filled, round_to,
 };
 use crate::compare::{Bounded, EXP_ERROR, EXP_FLOOR, UNIT, gamma, same_bits, within};
 
@@ -18,69 +16,45 @@ pub(crate) fn cases() -> Vec<Case> {
         for dtype in ACTIVATIONS {
             let base = Spec::new(dtype, phase);
             let ratios = [1, 2, 3, 4, 5, 6, 7, 8, 12, 16];
-            specs.extend(ratios.map(|ratio| Spec { ratio, ..base }));
+            specs.extend(ratios.map(|ratio| base.heads_of(ratio, 64)));
             let sizes = [16, 24, 64, 72, 80, 96, 128, 160, 256];
-            specs.extend(sizes.map(|size| Spec {
-                size,
-                ..base.last(3, 200)
-            }));
+            specs.extend(sizes.map(|size| base.heads_of(2, size).last(3, 200)));
             for cache in [DType::F32, DType::F16, DType::Bf16] {
+                let over = Spec { cache, ..base };
                 let lengths = [1, 2, 17, 63, 64, 65, 129, 200, 1000];
-                specs.extend(lengths.map(|length| Spec {
-                    cache,
-                    ..base.last(3, length)
-                }));
+                specs.extend(lengths.map(|length| over.last(3, length)));
             }
             let windows = [1, 2, 63, 64, 65, 100, 128, 1000];
-            specs.extend(windows.map(|window| Spec {
-                window: Some(window),
-                ..base.last(70, 200)
-            }));
-            let chunks = [1, 7, 64, 100].map(|chunk| Spec {
-                chunk: Some(chunk),
-                size: 16,
-                ..base.last(130, 130)
-            });
-            specs.extend(chunks);
-            specs.extend(chunks.map(|spec| Spec {
-                window: Some(70),
-                ..spec.last(130, 210)
-            }));
+            specs.extend(windows.map(|window| base.window(window).last(70, 200)));
+            specs.extend(windows.map(|window| base.window(window).last(2, 1000)));
+            for chunk in [1, 7, 64, 100] {
+                let chunk = Some(chunk);
+                let base = Spec {
+                    chunk,
+                    ..base.heads_of(2, 16)
+                };
+                specs.extend([base.last(130, 130), base.window(70).last(130, 210)]);
+            }
             let scores = [
                 Scores::Equal,
                 Scores::Large(1e4),
                 Scores::Large(3e38),
                 Scores::Poisoned,
             ];
-            specs.extend(scores.map(|scores| Spec {
-                scores,
-                ..base.last(3, 150)
-            }));
+            specs.extend(scores.map(|scores| base.scores(scores).last(3, 150)));
             // C125.
-            let lengths = [31, 32, 33, 1023, 1025];
-            let marker = Spec {
-                scores: Scores::Marker,
-                ratio: 4,
-                size: 128,
-                ..base
-            };
-            specs.extend(lengths.map(|length| marker.last(1, length)));
+            let marker = base.scores(Scores::Marker).heads_of(4, 128);
+            specs.extend([31, 32, 33, 1023, 1025].map(|length| marker.last(1, length)));
         }
         let long = Spec {
-            size: 16,
-            ratio: 1,
             kv_heads: 1,
             ..Spec::new(DType::F32, phase)
         };
-        specs.extend([Scores::Normal, Scores::Marker].map(|scores| Spec {
-            scores,
-            ..long.last(1, 33_000)
-        }));
+        let long = long.heads_of(1, 16).last(1, 33_000);
+        specs.extend([long, long.scores(Scores::Marker)]);
     }
     let mut cases: Vec<Case> = specs.into_iter().map(Spec::case).collect();
     cases.extend(ACTIVATIONS.map(batch));
-    cases.extend(appends());
-    cases.extend(refusals());
     cases
 }
 
@@ -155,6 +129,23 @@ impl Spec {
             length,
             ..self
         }
+    }
+
+    fn heads_of(self, ratio: usize, size: usize) -> Self {
+        Self {
+            ratio,
+            size,
+            ..self
+        }
+    }
+
+    fn window(self, window: usize) -> Self {
+        let window = Some(window);
+        Self { window, ..self }
+    }
+
+    fn scores(self, scores: Scores) -> Self {
+        Self { scores, ..self }
     }
 
     fn heads(self) -> usize {
@@ -277,7 +268,7 @@ impl Spec {
         match self.scores {
             Scores::Equal => key = vec![0.5; self.size],
             Scores::Large(magnitude) => {
-                key[0] = magnitude * if place % 3 == 0 { -1.0 } else { 1.0 }
+                key[0] = magnitude * if place.is_multiple_of(3) { -1.0 } else { 1.0 }
             }
             Scores::Marker => {
                 let last = place + 1 == self.length;
@@ -478,7 +469,7 @@ fn batch(dtype: DType) -> Case {
     }
 }
 
-fn poison(cache: &mut KvLayer) -> Result<(), Failure> {
+pub(crate) fn poison(cache: &mut KvLayer) -> Result<(), Failure> {
     let dtype = cache.dtype();
     let (keys, values) = cache.parts_mut();
     for tensor in [keys, values] {
@@ -509,183 +500,4 @@ fn write(cache: &mut KvLayer, row: usize, key: &[f32], value: &[f32]) -> Result<
         }
     }
     Ok(())
-}
-
-struct Append {
-    keys: Matrix,
-    values: Matrix,
-    slots: Vec<u32>,
-    cache: KvLayer,
-}
-
-impl Prepared for Append {
-    fn run(&mut self, backend: &dyn Backend) -> Result<(), Failure> {
-        Ok(backend.kv_append(KvAppendArgs {
-            keys: self.keys.view(),
-            values: self.values.view(),
-            slots: &self.slots,
-            cache: &mut self.cache,
-        })?)
-    }
-
-    fn outputs(&self) -> Result<Vec<Output>, Failure> {
-        let output = |name, tensor: &cider_kernels::Tensor| {
-            Ok::<_, Failure>(Output {
-                name,
-                dtype: tensor.dtype(),
-                rows: tensor.rows(),
-                cols: tensor.cols(),
-                bits: bits(tensor)?,
-            })
-        };
-        Ok(vec![
-            output("keys", self.cache.keys())?,
-            output("values", self.cache.values())?,
-        ])
-    }
-}
-
-/// Rows go to their slots, rounded once; every other place keeps its NaN.
-fn appends() -> Vec<Case> {
-    let mut cases = Vec::new();
-    for dtype in ACTIVATIONS {
-        for cache in [DType::F32, DType::F16, DType::Bf16] {
-            for (rows, kv_heads, size) in [
-                (1, 1, 16),
-                (5, 2, 64),
-                (9, 3, 72),
-                (70, 2, 24),
-                (2, 1, 256),
-                (3, 5, 17),
-            ] {
-                for fill in [Fill::Mixed, Fill::Poisoned(f32::NAN)] {
-                    cases.push(append(dtype, cache, (rows, kv_heads, size), fill));
-                }
-            }
-        }
-    }
-    cases
-}
-
-fn append(
-    dtype: DType,
-    cache: DType,
-    (rows, kv_heads, size): (usize, usize, usize),
-    fill: Fill,
-) -> Case {
-    let name = format!("{dtype} into {cache}, {rows} x {kv_heads} x {size}, {fill:?}");
-    let cols = kv_heads * size;
-    let slots: Vec<u32> = (0..rows as u32).map(|row| (row * 53 + 190) % 192).collect();
-    let floats = move |seed| filled(fill, dtype, (rows, cols), &mut Rng::new(seed));
-    let places = slots.clone();
-    let case = Case::new("kv_append", name, move |_| {
-        let mut cache = KvLayer::new(cache, 3, kv_heads, size)?;
-        poison(&mut cache)?;
-        Ok(Box::new(Append {
-            keys: Matrix::input(dtype, rows, cols, &floats(1))?,
-            values: Matrix::input(dtype, rows, cols, &floats(2))?,
-            slots: places.clone(),
-            cache,
-        }))
-    });
-    case.twin(move |outputs| {
-        for (out, seed) in outputs.iter().zip([1, 2]) {
-            let x = floats(seed);
-            within(out, |place, d| {
-                let (block, head) = (place / KV_BLOCK / kv_heads, place / KV_BLOCK % kv_heads);
-                let slot = (block * KV_BLOCK + place % KV_BLOCK) as u32;
-                let row = slots.iter().position(|other| *other == slot);
-                let value = row.map_or(f32::NAN, |row| x[row * cols + head * size + d]);
-                Bounded::exact(f64::from(value))
-            })?;
-        }
-        Ok(0.0)
-    })
-}
-
-fn refusals() -> Vec<Case> {
-    let call = |heads: usize, length: usize, table: &'static [u32], window: Option<usize>| {
-        move |backend: &dyn Backend| {
-            let cache = KvLayer::new(DType::F32, 3, 2, 16)?;
-            let q = Matrix::input(DType::F32, 2, 64, &[1.0; 128])?;
-            let mut out = Matrix::output(DType::F32, 2, 64)?;
-            let (first_position, phase) = (length - 2, Phase::Prompt);
-            let run = AttentionRun {
-                first_row: 0,
-                rows: 2,
-                first_position,
-                first_block: 0,
-                blocks: table.len(),
-                phase,
-            };
-            Ok(backend.attention(AttentionArgs {
-                queries: q.view(),
-                cache: &cache,
-                runs: &[run],
-                table,
-                heads,
-                scale: 1.0,
-                window,
-                out: out.view_mut(),
-            })?)
-        }
-    };
-    let append = |cols: usize, slots: &'static [u32]| {
-        move |backend: &dyn Backend| {
-            let mut cache = KvLayer::new(DType::F32, 3, 2, 16)?;
-            let x = Matrix::input(DType::F32, 2, cols, &vec![1.0; 2 * cols])?;
-            let (keys, values) = (x.view(), x.view());
-            Ok(backend.kv_append(KvAppendArgs {
-                keys,
-                values,
-                slots,
-                cache: &mut cache,
-            })?)
-        }
-    };
-    vec![
-        Case::refused(
-            "attention",
-            "a ratio that is none",
-            &["3", "2"],
-            call(3, 2, &[0], None),
-        ),
-        Case::refused(
-            "attention",
-            "a wrong width",
-            &["32", "64"],
-            call(2, 2, &[0], None),
-        ),
-        Case::refused(
-            "attention",
-            "too few blocks",
-            &["65", "2", "1"],
-            call(4, 65, &[0], None),
-        ),
-        Case::refused(
-            "attention",
-            "a block beyond the cache",
-            &["block 3", "3"],
-            call(4, 65, &[0, 3], None),
-        ),
-        Case::refused(
-            "attention",
-            "a window of nothing",
-            &["window"],
-            call(4, 65, &[0, 1], Some(0)),
-        ),
-        Case::refused(
-            "kv_append",
-            "a slot beyond the cache",
-            &["slot 192", "192"],
-            append(32, &[0, 192]),
-        ),
-        Case::refused("kv_append", "too few slots", &["2", "1"], append(32, &[0])),
-        Case::refused(
-            "kv_append",
-            "a wrong width",
-            &["32", "31"],
-            append(31, &[0, 1]),
-        ),
-    ]
 }

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::ops::Range;
+use std::rc::Rc;
 
 use cider_kernels::{Backend, DType, Element, QuantizedRows, Tensor, TensorMut, TensorRef};
 use half::{bf16, f16};
@@ -70,8 +71,9 @@ impl Case {
         op: &'static str,
         name: &str,
         words: &[&str],
-        call: impl Fn(&dyn Backend) -> Result<(), Failure> + Clone + 'static,
+        call: impl Fn(&dyn Backend) -> Result<(), Failure> + 'static,
     ) -> Self {
+        let call = Rc::new(call);
         let refused = Some(words.iter().map(|word| (*word).to_owned()).collect());
         let case = Self::new(op, format!("refuses {name}"), move |_| {
             Ok(Box::new(Call(call.clone())))
@@ -80,7 +82,7 @@ impl Case {
     }
 }
 
-struct Call<F>(F);
+struct Call<F>(Rc<F>);
 
 impl<F: Fn(&dyn Backend) -> Result<(), Failure>> Prepared for Call<F> {
     fn run(&mut self, backend: &dyn Backend) -> Result<(), Failure> {
@@ -313,10 +315,9 @@ pub(crate) fn filled(
     let mut values = rng.normals(rows * cols);
     for (row, x) in values.chunks_mut(cols).enumerate() {
         match fill {
-            Fill::Normal => {}
             Fill::Mixed => mix(row, x),
             Fill::Poisoned(value) if row == 1 % rows => x[cols - 1] = value,
-            Fill::Poisoned(_) => {}
+            Fill::Normal | Fill::Poisoned(_) => {}
             Fill::Extreme => x.fill(127.0),
             Fill::LastColumn => {
                 x.fill(0.01);

@@ -6,37 +6,25 @@ use crate::cases::{
     ACTIVATIONS, Case, Failure, Fill, Matrix, Output, Prepared, Rng, TAILS, filled, round_to,
 };
 use crate::compare::{Bounded, ERFC_ERROR, EXP_ERROR, EXP_FLOOR, UNIT, same_bits, within};
-use crate::linear::{Source, fill, formats};
+use crate::weights::{Source, fill, formats};
 
 pub(crate) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     for dtype in ACTIVATIONS {
         for op in Op::ALL {
-            let case = |fill, rows, cols| {
-                Spec {
-                    op,
-                    dtype,
-                    rows,
-                    cols,
-                    fill,
-                }
-                .case()
-            };
-            cases.extend(TAILS.map(|cols| case(Fill::Normal, 3, cols)));
-            cases.extend([1, 2, 5, 70].map(|rows| case(Fill::Normal, rows, 33)));
-            cases.push(case(Fill::Mixed, 9, 65));
+            let base = Spec::new(op, dtype);
+            let normal = |rows, cols| base.case(Fill::Normal, rows, cols);
+            cases.extend(TAILS.map(|cols| normal(3, cols)));
+            cases.extend([1, 2, 5, 70].map(|rows| normal(rows, 33)));
+            cases.push(base.case(Fill::Mixed, 9, 65));
             let poisons = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY];
-            cases.extend(poisons.map(|x| case(Fill::Poisoned(x), 3, 33)));
-            cases.push(
-                Spec {
-                    op,
-                    dtype,
-                    rows: 40,
-                    cols: 1000,
-                    fill: Fill::Normal,
-                }
-                .sweep(),
-            );
+            cases.extend(poisons.map(|x| base.case(Fill::Poisoned(x), 3, 33)));
+            cases.push(base.sweep(40, 1000));
+            let others = ACTIVATIONS.into_iter().filter(|out| *out != dtype);
+            for out in others.filter(|_| op != Op::GatedInt8) {
+                let other = Spec { out, ..base };
+                cases.extend(TAILS.map(|cols| other.case(Fill::Mixed, 9, cols)));
+            }
         }
         cases.extend(embeddings(dtype));
         cases.extend(argmaxes(dtype));
@@ -46,14 +34,8 @@ pub(crate) fn cases() -> Vec<Case> {
 }
 
 pub(crate) fn perf_cases() -> Vec<Case> {
-    let spec = |op| Spec {
-        op,
-        dtype: DType::Bf16,
-        rows: 128,
-        cols: 2560,
-        fill: Fill::Normal,
-    };
-    Op::ALL.map(|op| spec(op).case()).into()
+    let spec = |op| Spec::new(op, DType::Bf16).case(Fill::Normal, 128, 2560);
+    Op::ALL.map(spec).into()
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -129,23 +111,28 @@ impl Op {
 struct Spec {
     op: Op,
     dtype: DType,
-    rows: usize,
-    cols: usize,
-    fill: Fill,
+    out: DType,
 }
 
 impl Spec {
-    fn case(self) -> Case {
-        let mut rng = Rng::new(self.cols as u64);
-        let shape = (self.rows, self.cols);
-        let x = filled(self.fill, self.dtype, shape, &mut rng);
-        let y = filled(Fill::Normal, self.dtype, shape, &mut rng);
-        self.with(format!("{:?}", self.fill), x, y)
+    fn new(op: Op, dtype: DType) -> Self {
+        Self {
+            op,
+            dtype,
+            out: dtype,
+        }
+    }
+
+    fn case(self, fill: Fill, rows: usize, cols: usize) -> Case {
+        let mut rng = Rng::new(cols as u64);
+        let x = filled(fill, self.dtype, (rows, cols), &mut rng);
+        let y = filled(Fill::Normal, self.dtype, (rows, cols), &mut rng);
+        self.with(&format!("{fill:?}"), (rows, cols), x, y)
     }
 
     /// Every magnitude and both signs of x, with y = 1.
-    fn sweep(self) -> Case {
-        let count = self.rows * self.cols;
+    fn sweep(self, rows: usize, cols: usize) -> Case {
+        let count = rows * cols;
         let half = count / 2;
         let at = |i: usize| {
             let share = i as f32 / half as f32;
@@ -160,25 +147,24 @@ impl Spec {
             .map(|i| if i % 3 == 0 { -at(i) } else { at(i) })
             .collect();
         round_to(self.dtype, &mut x);
-        self.with("sweep".to_owned(), x, vec![1.0; count])
+        self.with("sweep", (rows, cols), x, vec![1.0; count])
     }
 
-    fn with(self, what: String, x: Vec<f32>, y: Vec<f32>) -> Case {
-        let Self {
-            op,
-            dtype,
-            rows,
-            cols,
-            ..
-        } = self;
-        let name = format!("{op:?} {dtype} {rows} x {cols} {what}");
+    fn with(self, what: &str, (rows, cols): (usize, usize), mut x: Vec<f32>, y: Vec<f32>) -> Case {
+        let Self { op, dtype, out } = self;
+        let name = format!("{op:?} {dtype} -> {out}, {rows} x {cols} {what}");
+        if op == Op::Add {
+            round_to(out, &mut x);
+        }
         let (left, right) = (x.clone(), y.clone());
         let case = Case::new(op.stem(), name, move |backend| {
+            // A sum replaces its left side, which may be of another type.
+            let x_dtype = if op == Op::Add { out } else { dtype };
             Ok(Box::new(Pointwise {
                 op,
-                x: Matrix::input(dtype, rows, cols, &left)?,
+                x: Matrix::input(x_dtype, rows, cols, &left)?,
                 y: Matrix::input(dtype, rows, cols, &right)?,
-                out: Matrix::output(dtype, rows, cols)?,
+                out: Matrix::output(out, rows, cols)?,
                 int8: backend.quantized_rows(rows, cols)?,
                 unfused: backend.quantized_rows(rows, cols)?,
             }))
@@ -381,11 +367,9 @@ fn refusals() -> Vec<Case> {
         Case::refused("add", "another shape", &["add", "8", "9"], move |backend| {
             Ok(backend.add(matrix(f32, 2, 8)?.view_mut(), matrix(f32, 2, 9)?.view())?)
         }),
-        Case::refused("add", "another dtype", &["f32", "bf16"], move |backend| {
-            Ok(backend.add(
-                matrix(f32, 2, 8)?.view_mut(),
-                matrix(DType::Bf16, 2, 8)?.view(),
-            )?)
+        Case::refused("add", "f16", &["f16"], move |backend| {
+            let y = matrix(DType::F16, 2, 8)?;
+            Ok(backend.add(matrix(f32, 2, 8)?.view_mut(), y.view())?)
         }),
         Case::refused(
             "gated",

@@ -9,10 +9,13 @@ mod attention;
 mod cases;
 mod compare;
 mod elementwise;
+mod kv_append;
 mod linear;
+mod matmul_i32;
 mod norm;
 mod perf;
 mod quantize;
+mod refusals;
 mod rope;
 mod weights;
 
@@ -214,7 +217,7 @@ fn support(cases: &[Case], subjects: &Subjects) -> ExitCode {
             counts.1 += 1;
             match outcome(case, backend.as_ref()) {
                 Err(Failure::Refused(what)) => {
-                    println!("{name}: {}: {}: {what}", case.op, case.name)
+                    println!("{name}: {}: {}: {what}", case.op, case.name);
                 }
                 _ => counts.0 += 1,
             }
@@ -290,10 +293,14 @@ fn compare_outcomes(
 fn all_cases() -> Vec<Case> {
     [
         quantize::cases(),
+        weights::cases(),
         linear::cases(),
+        matmul_i32::cases(),
         norm::cases(),
         rope::cases(),
         attention::cases(),
+        kv_append::cases(),
+        refusals::cases(),
         elementwise::cases(),
     ]
     .into_iter()

@@ -11,60 +11,27 @@ pub(crate) fn cases() -> Vec<Case> {
     let mut specs = Vec::new();
     for kind in [NormKind::Rms, NormKind::Layer] {
         for dtype in ACTIVATIONS {
-            for quantised in [false, true] {
-                let base = Spec {
-                    kind,
-                    dtype,
-                    quantised,
-                    rows: 3,
-                    segments: 1,
-                    length: 64,
-                    fill: Fill::Normal,
-                };
-                specs.extend(TAILS.map(|length| Spec { length, ..base }));
-                specs.extend(TAILS.map(|length| Spec {
-                    length,
-                    rows: 2,
-                    segments: 3,
-                    ..base
-                }));
-                specs.extend([1, 2, 5, 9, 70].map(|rows| Spec {
-                    rows,
-                    length: 100,
-                    ..base
-                }));
-                specs.extend([17, 576].map(|length| Spec {
-                    rows: 9,
-                    length,
-                    fill: Fill::Mixed,
-                    ..base
-                }));
-                let poisons = [f32::NAN, f32::INFINITY];
-                specs.extend(poisons.map(|x| Spec {
-                    length: 33,
-                    fill: Fill::Poisoned(x),
-                    ..base
-                }));
+            for out in [Some(DType::F32), Some(DType::Bf16), None] {
+                let base = Spec::new(kind, dtype, out);
+                specs.extend(TAILS.map(|length| base.sizes(3, 1, length)));
+                specs.extend(TAILS.map(|length| base.sizes(2, 3, length)));
+                specs.extend([1, 2, 5, 9, 70].map(|rows| base.sizes(rows, 1, 100)));
+                let mixed = base.fill(Fill::Mixed);
+                specs.extend([17, 576].map(|length| mixed.sizes(9, 1, length)));
+                let poisons = [f32::NAN, f32::INFINITY].map(Fill::Poisoned);
+                specs.extend(poisons.map(|fill| base.fill(fill).sizes(3, 1, 33)));
             }
         }
     }
-    let mut cases: Vec<Case> = specs.into_iter().map(Spec::case).collect();
-    cases.extend(refusals());
-    cases
+    specs.into_iter().map(Spec::case).collect()
 }
 
 pub(crate) fn perf_cases() -> Vec<Case> {
-    let spec = |rows, quantised| Spec {
-        kind: NormKind::Rms,
-        dtype: DType::Bf16,
-        quantised,
-        rows,
-        segments: 1,
-        length: 2560,
-        fill: Fill::Normal,
-    };
-    [spec(1, false), spec(128, false), spec(128, true)]
-        .map(Spec::case)
+    let spec = |out| Spec::new(NormKind::Rms, DType::Bf16, out);
+    let (float, int8) = (spec(Some(DType::Bf16)), spec(None));
+    let specs = [(float, 1), (float, 128), (int8, 128)];
+    specs
+        .map(|(spec, rows)| spec.sizes(rows, 1, 2560).case())
         .into()
 }
 
@@ -72,7 +39,8 @@ pub(crate) fn perf_cases() -> Vec<Case> {
 struct Spec {
     kind: NormKind,
     dtype: DType,
-    quantised: bool,
+    /// Floats of this type, or INT8.
+    out: Option<DType>,
     rows: usize,
     segments: usize,
     length: usize,
@@ -80,17 +48,42 @@ struct Spec {
 }
 
 impl Spec {
+    fn new(kind: NormKind, dtype: DType, out: Option<DType>) -> Self {
+        Self {
+            kind,
+            dtype,
+            out,
+            rows: 3,
+            segments: 1,
+            length: 64,
+            fill: Fill::Normal,
+        }
+    }
+
+    fn sizes(self, rows: usize, segments: usize, length: usize) -> Self {
+        Self {
+            rows,
+            segments,
+            length,
+            ..self
+        }
+    }
+
+    fn fill(self, fill: Fill) -> Self {
+        Self { fill, ..self }
+    }
+
     fn case(self) -> Case {
         let Self {
             kind,
             dtype,
-            quantised,
+            out,
             rows,
             segments,
             length,
             fill,
         } = self;
-        let out = if quantised { "int8" } else { "float" };
+        let out = out.map_or("int8".to_owned(), |out| out.to_string());
         let name = format!("{kind:?} {dtype} -> {out}, {rows} x {segments} x {length} {fill:?}");
         let elements = rows * segments * length;
         Case::new("norm", name, move |backend| {
@@ -125,14 +118,14 @@ impl Spec {
             x: Matrix::input(self.dtype, self.rows, self.cols(), &self.x())?,
             weight: self.weight(),
             bias: self.bias(),
-            float: Matrix::output(self.dtype, self.rows, self.cols())?,
+            float: Matrix::output(self.out.unwrap_or(self.dtype), self.rows, self.cols())?,
             int8: backend.quantized_rows(self.rows, self.cols())?,
             unfused: backend.quantized_rows(self.rows, self.cols())?,
         })
     }
 
     fn check(self, outputs: &[Output]) -> Result<f64, String> {
-        if self.quantised {
+        if self.out.is_none() {
             // What the float form followed by `quantize` gives.
             return same_bits(&outputs[..2], &outputs[2..]).map(|()| 0.0);
         }
@@ -212,18 +205,18 @@ impl Prepared for Norm {
             kind: self.spec.kind,
             out,
         };
-        if self.spec.quantised {
+        if self.spec.out.is_none() {
             backend.norm(args(RowsOut::Int8(&mut self.int8)))?;
         }
         backend.norm(args(RowsOut::Float(self.float.view_mut())))?;
-        if self.spec.quantised {
+        if self.spec.out.is_none() {
             backend.quantize(self.float.view(), &mut self.unfused)?;
         }
         Ok(())
     }
 
     fn outputs(&self) -> Result<Vec<Output>, Failure> {
-        if self.spec.quantised {
+        if self.spec.out.is_none() {
             self.float.read("out")?;
             let (fused, unfused) = (
                 Output::quantized(&self.int8),
@@ -233,72 +226,6 @@ impl Prepared for Norm {
         }
         Ok(vec![self.float.read("out")?])
     }
-}
-
-fn refusals() -> Vec<Case> {
-    let call = |cols: usize, out: (DType, usize), bias: Option<&'static [f32]>, kind| {
-        move |backend: &dyn Backend| {
-            let x = Matrix::input(DType::F32, 2, cols, &vec![1.0; 2 * cols])?;
-            let mut y = Matrix::output(out.0, 2, out.1)?;
-            Ok(backend.norm(NormArgs {
-                x: x.view(),
-                weight: &[1.0; 8],
-                bias,
-                eps: EPS,
-                kind,
-                out: RowsOut::Float(y.view_mut()),
-            })?)
-        }
-    };
-    let (rms, layer, f32) = (NormKind::Rms, NormKind::Layer, DType::F32);
-    vec![
-        Case::refused(
-            "norm",
-            "columns that weights do not divide",
-            &["12", "8"],
-            call(12, (f32, 12), None, rms),
-        ),
-        Case::refused(
-            "norm",
-            "a wrong output",
-            &["16", "8"],
-            call(16, (f32, 8), None, rms),
-        ),
-        Case::refused(
-            "norm",
-            "another dtype",
-            &["f32", "bf16"],
-            call(16, (DType::Bf16, 16), None, rms),
-        ),
-        Case::refused(
-            "norm",
-            "a bias of an RMS norm",
-            &["bias"],
-            call(8, (f32, 8), Some(&[0.0; 8]), rms),
-        ),
-        Case::refused(
-            "norm",
-            "a short bias",
-            &["8", "3"],
-            call(8, (f32, 8), Some(&[0.0; 3]), layer),
-        ),
-        Case::refused(
-            "norm",
-            "int8 rows without room",
-            &["2 x 70", "1 x 64"],
-            |backend| {
-                let x = Matrix::input(DType::F32, 2, 70, &[1.0; 140])?;
-                Ok(backend.norm(NormArgs {
-                    x: x.view(),
-                    weight: &[1.0; 70],
-                    bias: None,
-                    eps: EPS,
-                    kind: NormKind::Rms,
-                    out: RowsOut::Int8(&mut backend.quantized_rows(1, 64)?),
-                })?)
-            },
-        ),
-    ]
 }
 
 const EPS: f32 = 1e-5;

@@ -1,9 +1,8 @@
 //! Filling weights and reading them back: the quantiser of weights.
 
-use cider_kernels::{Backend, DType, Format, RowSource};
+use cider_kernels::{Backend, DType, Format, RowSource, Weights};
 
-use crate::cases::{Case, Failure, Output, Prepared, round_to};
-use crate::linear::{Source, fill, floats, formats};
+use crate::cases::{Case, Failure, Output, Prepared, Rng, round_to};
 
 pub(crate) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
@@ -20,13 +19,34 @@ pub(crate) fn cases() -> Vec<Case> {
                 .into_iter()
                 .chain([Source::Small, Source::Subnormal, Source::LastColumn]);
         cases.extend(sources.map(|source| case(format, source, 7, 300)));
-        if !matches!(format, Format::Dense(_)) {
-            let sources = [Source::Integers, Source::Lowest, Source::Highest];
+        if let Some([low, high]) = range(format) {
+            let constants = [low, low + 1, high].map(Source::Constant);
+            let sources = constants.into_iter().chain([Source::Integers]);
             cases.extend(sources.map(|source| case(format, source, 19, 300)));
         }
     }
-    cases.extend(refusals());
     cases
+}
+
+/// The weights.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Source {
+    /// Normal floats.
+    Normal,
+    /// Every third row zeros, and the first 32 columns of every fifth.
+    Zeros,
+    /// 0.01, and 100 in the last column.
+    LastColumn,
+    /// Magnitudes of 1e-5.
+    Small,
+    /// Magnitudes of 2^-141 and less: scales are subnormal, or vanish.
+    Subnormal,
+    /// Normal floats, clipped at a percentile.
+    Clipped(f64),
+    /// Random integers.
+    Integers,
+    /// This integer everywhere.
+    Constant(i8),
 }
 
 fn case(format: Format, source: Source, n: usize, k: usize) -> Case {
@@ -36,7 +56,7 @@ fn case(format: Format, source: Source, n: usize, k: usize) -> Case {
         fill(backend, &mut weights, source, n as u64)?;
         Ok(Box::new(ReadBack(read_back(backend, &weights)?)))
     });
-    if matches!(source, Source::Integers | Source::Lowest | Source::Highest) {
+    if matches!(source, Source::Integers | Source::Constant(_)) {
         return case;
     }
     case.twin(move |outputs| {
@@ -66,10 +86,7 @@ impl Prepared for ReadBack {
     }
 }
 
-fn read_back(
-    backend: &dyn Backend,
-    weights: &cider_kernels::Weights,
-) -> Result<Vec<Output>, Failure> {
+fn read_back(backend: &dyn Backend, weights: &Weights) -> Result<Vec<Output>, Failure> {
     let (format, n, k) = (weights.format(), weights.n(), weights.k());
     let groups = format.groups(k);
     let output = |name, dtype, cols| Output {
@@ -168,117 +185,90 @@ fn scale(w: &[f32], source: Source, largest: f64) -> f64 {
     if scale == 0.0 { 1.0 } else { scale }
 }
 
-fn refusals() -> Vec<Case> {
-    let w8 = Format::W8 { group: 0 };
-    let floats = |format: Format, value: f32, clip_percentile: Option<f64>| {
-        move |backend: &dyn Backend| {
-            let mut weights = backend.weights(format, 3, 8)?;
-            let read = |row: usize, w: &mut [f32]| w.fill(if row > 0 { value } else { 1.0 });
-            let source = RowSource::Floats {
-                read: &read,
-                clip_percentile,
-            };
-            Ok(backend.fill_weights(&mut weights, 0, 3, source)?)
-        }
+/// Fills weights from a source; on every backend the same.
+pub(crate) fn fill(
+    backend: &dyn Backend,
+    weights: &mut Weights,
+    source: Source,
+    seed: u64,
+) -> Result<(), Failure> {
+    let (format, n, k) = (weights.format(), weights.n(), weights.k());
+    let clip_percentile = match source {
+        Source::Clipped(percentile) => Some(percentile),
+        _ => None,
     };
-    let integers = |format: Format, k: usize, value: i8, scale: f32| {
-        move |backend: &dyn Backend| {
-            let mut weights = backend.weights(format, 1, k)?;
-            let read = |_: usize, q: &mut [i8], scales: &mut [f32]| {
-                q.fill(value);
-                scales.fill(scale);
-            };
-            Ok(backend.fill_weights(&mut weights, 0, 1, RowSource::Integers { read: &read })?)
-        }
-    };
-    let f16 = Format::Dense(DType::F16);
-    let case =
-        |name: &str, words: &[&str], call: Box<dyn Fn(&dyn Backend) -> Result<(), Failure>>| {
-            let call = std::rc::Rc::new(call);
-            Case::refused("weights", name, words, move |backend| call(backend))
+    if matches!(source, Source::Integers | Source::Constant(_)) {
+        let read = |row: usize, q: &mut [i8], scales: &mut [f32]| {
+            integers(source, format, seed + row as u64, q, scales);
         };
-    vec![
-        case(
-            "a NaN",
-            &["row 1", "column 0", "NaN"],
-            Box::new(floats(w8, f32::NAN, None)),
-        ),
-        case(
-            "an infinity",
-            &["row 1", "inf"],
-            Box::new(floats(w8, f32::INFINITY, None)),
-        ),
-        case(
-            "a value beyond f16",
-            &["row 1", "inf"],
-            Box::new(floats(f16, 1e5, None)),
-        ),
-        case(
-            "a percentile of 101",
-            &["101"],
-            Box::new(floats(w8, 1.0, Some(101.0))),
-        ),
-        case(
-            "an 8 in 4 bits",
-            &["8", "-8..=7"],
-            Box::new(integers(Format::W4 { group: 32 }, 8, 8, 1.0)),
-        ),
-        case(
-            "a scale of NaN",
-            &["scale", "NaN"],
-            Box::new(integers(w8, 8, 1, f32::NAN)),
-        ),
-        case(
-            "integers for floats",
-            &["dense f16"],
-            Box::new(integers(f16, 8, 1, 1.0)),
-        ),
-        case(
-            "-128 where K is too long",
-            &["132105", "132104"],
-            Box::new(integers(w8, 132_105, -128, 1.0)),
-        ),
-        case(
-            "rows that do not exist",
-            &["2 + 2", "3"],
-            Box::new(move |backend| {
-                let mut weights = backend.weights(w8, 3, 8)?;
-                let read = |_: usize, w: &mut [f32]| w.fill(1.0);
-                let source = RowSource::Floats {
-                    read: &read,
-                    clip_percentile: None,
-                };
-                Ok(backend.fill_weights(&mut weights, 2, 2, source)?)
-            }),
-        ),
-        case(
-            "a bias that is too long",
-            &["0 + 4", "3"],
-            Box::new(move |backend| {
-                let mut weights = backend.weights(w8, 3, 8)?;
-                Ok(backend.set_bias(&mut weights, 0, &[0.0; 4])?)
-            }),
-        ),
-        case(
-            "to read a row that does not exist",
-            &["3 + 1", "3"],
-            Box::new(move |backend| {
-                Ok(backend.read_row(&backend.weights(w8, 3, 8)?, 3, &mut [0.0; 8])?)
-            }),
-        ),
-        case(
-            "to read into a short row",
-            &["8", "7"],
-            Box::new(move |backend| {
-                Ok(backend.read_row(&backend.weights(w8, 3, 8)?, 0, &mut [0.0; 7])?)
-            }),
-        ),
-        case(
-            "to read integers of floats",
-            &["dense f16"],
-            Box::new(move |backend| {
-                Ok(backend.read_integers(&backend.weights(f16, 3, 8)?, 0, &mut [0; 8], &mut [])?)
-            }),
-        ),
-    ]
+        return Ok(backend.fill_weights(weights, 0, n, RowSource::Integers { read: &read })?);
+    }
+    // In two parts, so that the first row of a part is not always that of the matrix.
+    let half = n / 2;
+    for (first, count) in [(0, half), (half, n - half)] {
+        let read = |row: usize, w: &mut [f32]| {
+            w.copy_from_slice(&floats(source, seed, first + row, k));
+        };
+        let source = RowSource::Floats {
+            read: &read,
+            clip_percentile,
+        };
+        backend.fill_weights(weights, first, count, source)?;
+    }
+    Ok(())
 }
+
+/// Row `row` of float weights.
+pub(crate) fn floats(source: Source, seed: u64, row: usize, k: usize) -> Vec<f32> {
+    let mut rng = Rng::new(seed * 10_007 + row as u64);
+    let factor = match source {
+        Source::Small => 1e-5,
+        Source::Subnormal => 2f32.powi(-140 - row as i32 % 3),
+        _ => 0.05,
+    };
+    let mut w: Vec<f32> = (0..k).map(|_| rng.normal() * factor).collect();
+    match source {
+        Source::Zeros if row.is_multiple_of(3) => w.fill(0.0),
+        Source::Zeros if row % 5 == 1 => w.iter_mut().take(32).for_each(|w| *w = -0.0),
+        Source::LastColumn => {
+            w.fill(0.01);
+            w[k - 1] = 100.0;
+        }
+        _ => {}
+    }
+    w
+}
+
+fn integers(source: Source, format: Format, seed: u64, q: &mut [i8], scales: &mut [f32]) {
+    let mut rng = Rng::new(seed);
+    let [low, high] = range(format).unwrap_or([0, 0]);
+    for q in q {
+        let width = i32::from(high) - i32::from(low) + 1;
+        *q = match source {
+            Source::Constant(value) => value,
+            _ => (i32::from(low) + rng.below(width as usize) as i32) as i8,
+        };
+    }
+    for scale in scales {
+        *scale = (rng.uniform() + 1.5) * 0.01;
+    }
+}
+
+/// Every format.
+pub(crate) fn formats() -> Vec<Format> {
+    let dense = [DType::F32, DType::Bf16, DType::F16].map(Format::Dense);
+    let w8 = GROUPS.map(|group| Format::W8 { group });
+    let w4 = GROUPS.map(|group| Format::W4 { group });
+    [&dense[..], &w8, &w4].concat()
+}
+
+/// The integers that a format holds.
+pub(crate) fn range(format: Format) -> Option<[i8; 2]> {
+    match format {
+        Format::Dense(_) => None,
+        Format::W4 { .. } => Some([-8, 7]),
+        Format::W8 { .. } => Some([-128, 127]),
+    }
+}
+
+const GROUPS: [usize; 5] = [0, 32, 64, 128, 256];
