@@ -1,8 +1,10 @@
 //! A step allocates nothing, once there was one like it: neither the forward pass nor sampling, in prompts and
 //! in generation, in every scheme, on one thread and on several.
 //!
-//! One test, for the counter sees what every thread of the process does.
-#![cfg(test)]
+//! A program of its own, for the counter sees what every thread of the process does, those of a test harness
+//! too.
+#![expect(clippy::print_stdout, reason = "a test program reports on stdout")]
+#![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
 #[path = "../../../testdata/recipe.rs"]
 mod recipe;
@@ -54,8 +56,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-#[test]
-fn steps_and_sampling_allocate_nothing() {
+fn main() {
     let before = ALLOCATIONS.load(Ordering::Relaxed);
     drop(Box::new(std::hint::black_box(1)));
     assert!(
@@ -67,33 +68,39 @@ fn steps_and_sampling_allocate_nothing() {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../testdata/f-tiny");
     recipe::build_model(&source, &folder).unwrap();
     let checkpoint = Checkpoint::open(&folder).unwrap();
+    let best = Isa::best();
+    let backends = [
+        (Isa::Scalar, DType::Bf16, 1),
+        (best, DType::F32, 1),
+        (best, DType::Bf16, 2),
+        (best, DType::Bf16, 3),
+    ];
+    let mut checked = 0;
     for scheme in Scheme::ALL {
         for group_size in [0, 64] {
             let quantization = Quantization {
                 group_size: Some(group_size),
                 ..Quantization::of(scheme)
             };
-            for (dtype, threads) in [(DType::F32, 1), (DType::Bf16, 2), (DType::Bf16, 3)] {
-                for isa in Isa::available() {
-                    let backend = Arc::new(CpuBackend::new(isa, threads).unwrap());
-                    let options = RunnerOptions {
-                        quantization,
-                        dtype,
-                        context: Some(512),
-                        cache_tokens: Some(1536),
-                        rows: 64,
-                        logits: 4,
-                    };
-                    let runner = Runner::load(&checkpoint, backend, &options, &mut |_| {});
-                    check(
-                        runner.unwrap(),
-                        &format!("{isa} {scheme} {group_size} {dtype} {threads}"),
-                    );
-                }
+            for (isa, dtype, threads) in backends {
+                let backend = Arc::new(CpuBackend::new(isa, threads).unwrap());
+                let options = RunnerOptions {
+                    quantization,
+                    dtype,
+                    context: Some(512),
+                    cache_tokens: Some(1536),
+                    rows: 64,
+                    logits: 4,
+                };
+                let runner = Runner::load(&checkpoint, backend, &options, &mut |_| {}).unwrap();
+                let what = format!("{isa} {scheme} {group_size} {dtype} {threads}");
+                check(runner, &what);
+                checked += 1;
             }
         }
     }
     fs::remove_dir_all(&folder).unwrap();
+    println!("{checked} runners allocate nothing once they are warm");
 }
 
 /// A first sequence warms up, with one step of each kind. Then another is computed beside it, and goes on.
