@@ -99,6 +99,7 @@ fn main() {
             }
         }
     }
+    many_sequences(&checkpoint);
     fs::remove_dir_all(&folder).unwrap();
     println!("{checked} runners allocate nothing once they are warm");
 }
@@ -134,6 +135,31 @@ fn check(mut runner: Runner, what: &str) {
         end - after_both,
     ];
     assert_eq!(counts, [0; 4], "{what}: prompt, one, two, again");
+}
+
+/// A step of more sequences than any before it.
+fn many_sequences(checkpoint: &Checkpoint) {
+    let options = RunnerOptions {
+        context: Some(64),
+        cache_tokens: Some(200 * 64),
+        rows: 200,
+        ..RunnerOptions::default()
+    };
+    let backend = Arc::new(CpuBackend::new(Isa::best(), 1).unwrap());
+    let mut runner = Runner::load(checkpoint, backend, &options, &mut |_| {}).unwrap();
+    prefill(&mut runner, &mut Sequence::new(&[7; 64], 64));
+    let mut sequences: Vec<_> = (0..199).map(|id| Sequence::new(&[id], 64)).collect();
+    let mut work: Vec<_> = sequences
+        .iter_mut()
+        .map(|sequence| Work {
+            sequence,
+            tokens: 1,
+            logits: Logits::None,
+        })
+        .collect();
+    let before = ALLOCATIONS.load(Ordering::Relaxed);
+    runner.step(&mut work).unwrap();
+    assert_eq!(ALLOCATIONS.load(Ordering::Relaxed), before);
 }
 
 /// A sampler with every filter and penalty on.

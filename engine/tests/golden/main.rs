@@ -5,6 +5,7 @@
 
 mod independence;
 mod logits;
+mod memory;
 #[path = "../../../testdata/recipe.rs"]
 mod recipe;
 mod support;
