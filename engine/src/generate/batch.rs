@@ -54,14 +54,14 @@ pub(crate) struct Batch {
 }
 
 impl Batch {
-    /// Room for steps of `rows` rows of sequences of `context` tokens, so that no step allocates.
-    pub(super) fn with_capacity(rows: usize, context: usize) -> Self {
+    /// Room for steps of `rows` rows of sequences that share `blocks` blocks, so that no step allocates.
+    pub(super) fn with_capacity(rows: usize, blocks: usize) -> Self {
         Self {
             ids: Vec::with_capacity(rows),
             positions: Vec::with_capacity(rows),
             slots: Vec::with_capacity(rows),
             runs: Vec::with_capacity(2 * rows),
-            table: Vec::with_capacity(2 * rows.min(64) * context.div_ceil(KV_BLOCK)),
+            table: Vec::with_capacity(2 * blocks),
             prompt: 0,
             logits: Vec::with_capacity(rows),
             starts: Vec::with_capacity(rows),

@@ -87,10 +87,11 @@ impl Runner {
             dtype,
         };
         let cache_tokens = options.cache_tokens.unwrap_or(context);
+        let cache = KvCache::new(config, dtype, cache_tokens)?;
         Ok(Self {
-            cache: KvCache::new(config, dtype, cache_tokens)?,
             arena: Arena::new(&*backend, config, sizes)?,
-            batch: Batch::with_capacity(rows, context),
+            batch: Batch::with_capacity(rows, cache.free_blocks()),
+            cache,
             rows,
             logits: options.logits,
             context,

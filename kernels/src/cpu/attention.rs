@@ -82,18 +82,16 @@ pub(super) fn attention(backend: &CpuBackend, mut args: AttentionArgs<'_>) -> Re
         window: args.window,
         padded: args.cache.head_size.next_multiple_of(LANES),
     };
-    backend.pool.run(job.tasks(), &|worker, task| {
-        let mut scratch = backend.scratch(worker);
+    backend.each_task(job.tasks(), job.floats(), |level, task, floats| {
         let part = job.part(task);
-        let (floats, _) = scratch.take(job.floats(&part), 0);
         match part.run.phase {
-            Phase::Prompt => backend.level.run(PromptTile {
+            Phase::Prompt => level.run(PromptTile {
                 job: &job,
                 part,
                 out: &out,
                 floats,
             }),
-            Phase::Generated => backend.level.run(GeneratedRow {
+            Phase::Generated => level.run(GeneratedRow {
                 job: &job,
                 part,
                 out: &out,
@@ -164,11 +162,16 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// Working memory of a part.
-    fn floats(&self, part: &Part<'_>) -> usize {
-        let rows = part.tokens.len() * self.group;
+    /// Working memory of the largest part.
+    fn floats(&self) -> usize {
+        let of = |run| self.floats_of(run);
+        self.runs.iter().map(of).max().unwrap_or(0)
+    }
+
+    fn floats_of(&self, run: &AttentionRun) -> usize {
+        let rows = self.step(run).min(run.rows) * self.group;
         let block = 2 * KV_BLOCK * self.padded;
-        let state = match part.run.phase {
+        let state = match run.phase {
             Phase::Prompt => rows * partial_len(self.padded),
             Phase::Generated => self.group * DEPTH * partial_len(self.padded),
         };

@@ -40,12 +40,11 @@ pub(super) fn matmul_i32(
 fn run(backend: &CpuBackend, input: LinearInput<'_>, weights: &Weights, out: OutRows<'_>) {
     let wide = if backend.level.isa().is_wide() { 4 } else { 2 };
     let job = Job::new(input, weights, out, wide);
-    backend.pool.run(job.tasks(), &|worker, task| {
-        let mut scratch = backend.scratch(worker);
-        let (floats, _) = scratch.take(MAX_ROWS * weights.k.next_multiple_of(LANES), 0);
-        backend.level.run(Task {
+    let floats = MAX_ROWS * weights.k.next_multiple_of(LANES);
+    backend.each_task(job.tasks(), floats, |level, index, floats| {
+        level.run(Task {
             job: &job,
-            index: task,
+            index,
             floats,
         });
     });

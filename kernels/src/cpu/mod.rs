@@ -30,6 +30,7 @@ mod x86;
 
 use std::env;
 use std::fmt;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use self::table::Level;
@@ -53,6 +54,8 @@ pub struct CpuBackend {
     pool: Pool,
     /// Working memory of each thread; grows to what it needs and stays.
     scratch: Vec<Mutex<Scratch>>,
+    /// Floats that every thread has.
+    reserved: AtomicUsize,
 }
 
 impl CpuBackend {
@@ -72,6 +75,7 @@ impl CpuBackend {
             level: Level::new(isa)?,
             pool,
             scratch,
+            reserved: AtomicUsize::new(0),
         })
     }
 
@@ -119,6 +123,33 @@ impl CpuBackend {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Gives every thread working memory of `floats` floats: those too that are not needed this time, for
+    /// they may be when nothing is to be allocated.
+    fn reserve(&self, floats: usize) {
+        if self.reserved.load(Ordering::Relaxed) >= floats {
+            return;
+        }
+        for worker in 0..self.scratch.len() {
+            self.scratch(worker).take(floats, 0);
+        }
+        self.reserved.fetch_max(floats, Ordering::Relaxed);
+    }
+
+    /// Calls `body` for each task with `floats` floats of working memory.
+    fn each_task(
+        &self,
+        tasks: usize,
+        floats: usize,
+        body: impl Fn(Level, usize, &mut [f32]) + Sync,
+    ) {
+        self.reserve(floats);
+        self.pool.run(tasks, &|worker, task| {
+            let mut scratch = self.scratch(worker);
+            let (floats, _) = scratch.take(floats, 0);
+            body(self.level, task, floats);
+        });
+    }
+
     /// Calls `body` for each row with `floats` floats of working memory; on one thread when the rows are
     /// small.
     fn each_row(
@@ -129,11 +160,9 @@ impl CpuBackend {
         body: impl Fn(Level, usize, &mut [f32]) + Sync,
     ) {
         let each = (ROW_TASK / cols.max(1)).max(1);
-        self.pool.run(rows.div_ceil(each), &|worker, task| {
-            let mut scratch = self.scratch(worker);
-            let (floats, _) = scratch.take(floats, 0);
+        self.each_task(rows.div_ceil(each), floats, |level, task, floats| {
             for row in task * each..((task + 1) * each).min(rows) {
-                body(self.level, row, floats);
+                body(level, row, floats);
             }
         });
     }

@@ -1,0 +1,11 @@
+//! Whole models: every fixture of `testdata` against stored logits, every promise of independence, and the
+//! field cases that need a model that runs. Everything runs on each instruction set of the machine.
+#![cfg(test)]
+#![forbid(unsafe_code)]
+
+mod independence;
+mod logits;
+mod memory;
+#[path = "../../../testdata/recipe.rs"]
+mod recipe;
+mod support;
