@@ -27,7 +27,11 @@ pub(crate) fn run(model: &Path, question: &str, out: &mut dyn Write) -> Result<(
     let mut engine = Engine::open(model, default_backend()?, &options, &mut |_| {})?;
 
     let messages = [Message::new(Role::User, question)];
-    let prompt = engine.chat_prompt(&messages, &RenderOptions::default())?;
+    let render = RenderOptions {
+        add_generation_prompt: true,
+        ..RenderOptions::default()
+    };
+    let prompt = engine.chat_prompt(&messages, &render)?;
     let mut request = Request::new(prompt);
     request.sampling = SamplingParams {
         temperature: 0.0,

@@ -107,7 +107,8 @@ pub fn pergroup_linear<T: Element>(
 /// `x . W * scale + bias` with packed INT4 weights and one scale per output feature.
 ///
 /// `x` is `[M, K]`, `packed` `[K / 2, N]` as [`pack_weight_int4`] makes it, `scale` and `bias` `[N]`; gives
-/// `[M, N]`. For scales per group there is [`W4A8Linear::new_per_group`].
+/// `[M, N]`. For scales per group there is
+/// [`W4A8Linear::new_per_group`](crate::W4A8Linear::new_per_group).
 ///
 /// ```
 /// use cider::Activations;
