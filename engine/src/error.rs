@@ -53,6 +53,18 @@ pub enum Error {
     /// A request asks for something that cannot be done.
     #[error("{0}")]
     Request(String),
+    /// A size of an array is not what goes with the others.
+    #[error("{op}: {what}: expected {expected}, got {got}")]
+    Shape {
+        /// The function or layer.
+        op: &'static str,
+        /// What is counted, and of which array.
+        what: &'static str,
+        /// What the other arrays ask for.
+        expected: usize,
+        /// What there is.
+        got: usize,
+    },
     /// The chat template failed, or refused the messages.
     #[error("chat template ({source_name}): {what}")]
     Template {
@@ -101,6 +113,24 @@ impl Error {
             key: key.into(),
             what: what.into(),
         }
+    }
+
+    /// Refuses a size that is not the one expected.
+    pub(crate) fn expect_size(
+        op: &'static str,
+        what: &'static str,
+        expected: usize,
+        got: usize,
+    ) -> Result<()> {
+        if expected == got {
+            return Ok(());
+        }
+        Err(Self::Shape {
+            op,
+            what,
+            expected,
+            got,
+        })
     }
 
     /// An [`Error::Tensor`] of `tensor` in `path`.

@@ -1,17 +1,25 @@
 //! Language models with online activation quantisation.
 #![forbid(unsafe_code)]
 
+mod available;
+mod convert;
 mod engine;
 mod error;
 pub mod generate;
+mod layers;
 pub mod load;
 mod models;
 pub mod nn;
+pub mod ops;
 mod scheme;
 pub mod text;
 
-pub use cider_kernels::{Backend, CpuBackend, DType, Format, Isa, Topology};
+pub use available::{Availability, Choice, PathReport, is_available};
+pub use cider_kernels::{Activations, Backend, CpuBackend, DType, Element, Format, Isa, Topology};
+pub use convert::{Convert, ConvertOptions, ConvertReport, convert_model};
 pub use engine::{Engine, EngineOptions, Event, Generation, Request};
 pub use error::{Error, Result};
+pub use half::bf16;
+pub use layers::{CiderLinear, W4A8Linear, W8A8Linear};
 pub use models::{LoadOptions, Progress};
 pub use scheme::{Head, Quantization, Scheme};

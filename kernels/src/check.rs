@@ -92,7 +92,7 @@ pub(crate) fn check_linear(args: &LinearArgs<'_>) -> Result<()> {
     check_activation("linear", args.out.dtype())?;
     match args.input {
         LinearInput::Float(x) => check_activation("linear", x.dtype())?,
-        LinearInput::Int8(_) => check_integer_product("linear", weights)?,
+        LinearInput::Int8(rows) => check_integer_product("linear", rows, weights)?,
     }
     same("linear", "input columns", weights.k, args.input.cols())?;
     same("linear", "output rows", args.input.rows(), args.out.rows())?;
@@ -114,7 +114,7 @@ pub(crate) fn check_matmul_i32(
             ),
         );
     }
-    check_integer_product("matmul", weights)?;
+    check_integer_product("matmul", input, weights)?;
     same_dtype("matmul", "output", DType::I32, out.dtype())?;
     same("matmul", "input columns", weights.k, input.cols())?;
     same("matmul", "output rows", input.rows(), out.rows())?;
@@ -258,7 +258,7 @@ fn check_rows_out(op: &'static str, x: TensorRef<'_>, out: &RowsOut<'_>) -> Resu
     }
 }
 
-fn check_integer_product(op: &'static str, weights: &Weights) -> Result<()> {
+fn check_integer_product(op: &'static str, rows: &QuantizedRows, weights: &Weights) -> Result<()> {
     let largest = match weights.format {
         Format::Dense(dtype) => {
             return refuse(op, format!("INT8 rows meet dense {dtype} weights"));
@@ -268,7 +268,7 @@ fn check_integer_product(op: &'static str, weights: &Weights) -> Result<()> {
         Format::W8 { .. } => 127,
     };
     let columns = weights.format.group_size(weights.k).min(weights.k);
-    check_sum(op, columns, 127, largest)
+    check_sum(op, columns, rows.largest, largest)
 }
 
 fn check_run(run: &AttentionRun, args: &AttentionArgs<'_>) -> Result<()> {

@@ -17,6 +17,8 @@ pub struct QuantizedRows {
     pub(crate) stride: usize,
     pub(crate) capacity: usize,
     pub(crate) rows: usize,
+    /// The largest magnitude there can be: 127, or 128 where integers were given and one is -128.
+    pub(crate) largest: i64,
 }
 
 impl QuantizedRows {
@@ -37,7 +39,38 @@ impl QuantizedRows {
             stride,
             capacity,
             rows: 0,
+            largest: 127,
         })
+    }
+
+    /// Takes over rows that are integers already: one row of `cols` values for each of `scales`, in row order.
+    /// Unlike rows that were quantised here they may have a -128, which lowers the limit of K.
+    ///
+    /// # Errors
+    /// When they do not fit the room there is, or `values` are not `scales.len() * cols`.
+    pub fn set(&mut self, cols: usize, values: &[i8], scales: &[f32]) -> Result<()> {
+        let expected = scales.len().checked_mul(cols);
+        if expected != Some(values.len()) {
+            let what = format!("{} values for {} x {cols}", values.len(), scales.len());
+            return Err(Error::shape("quantize", what));
+        }
+        self.start(scales.len(), cols)?;
+        if values.contains(&i8::MIN) {
+            self.largest = 128;
+        }
+        self.scales.as_mut_slice::<f32>()[..scales.len()].copy_from_slice(scales);
+        let (bias, stride) = (self.bias, self.stride);
+        let bytes = self.data.as_mut_slice::<u8>();
+        if cols > 0 {
+            for (out, row) in bytes.chunks_mut(stride).zip(values.chunks(cols)) {
+                // What is beyond the columns counts as zero too.
+                out.fill(bias);
+                for (byte, &q) in out.iter_mut().zip(row) {
+                    *byte = q as u8 ^ bias;
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Rows written last.
@@ -86,6 +119,7 @@ impl QuantizedRows {
             ));
         }
         (self.rows, self.cols, self.stride) = (rows, cols, stride);
+        self.largest = 127;
         Ok(())
     }
 }

@@ -95,6 +95,11 @@ impl Engine {
         &mut self.runner
     }
 
+    /// Forgets the last request: the next one computes all of its prompt.
+    pub fn forget(&mut self) {
+        self.runner.release(&mut self.last);
+    }
+
     /// The tokenizer.
     #[must_use]
     pub fn tokenizer(&self) -> &Tokenizer {

@@ -185,17 +185,31 @@ impl Runner {
     /// Quantises the linear layers of the decoder anew; gives how many there are.
     ///
     /// # Errors
-    /// When a format does not allow a shape, or memory is short.
+    /// When a format does not allow a shape, then nothing is changed, or memory is short.
     pub fn convert(&mut self, plan: &Quantization) -> Result<usize> {
+        self.convert_with(plan, &mut |_, _| {})
+    }
+
+    /// The same, telling how many layers are done, of how many.
+    pub(crate) fn convert_with(
+        &mut self,
+        plan: &Quantization,
+        progress: &mut dyn FnMut(usize, usize),
+    ) -> Result<usize> {
         if plan.scheme == Scheme::None {
             return Err(Error::Request(
                 "a model is converted to a quantised scheme".into(),
             ));
         }
         let linears = self.model.linears_mut();
+        for linear in &linears {
+            let (n, k) = (linear.weights().n(), linear.weights().k());
+            plan.linear_format(DType::F32).check(n, k)?;
+        }
         let count = linears.len();
-        for linear in linears {
+        for (done, linear) in linears.into_iter().enumerate() {
             linear.convert(&*self.backend, plan)?;
+            progress(done + 1, count);
         }
         Ok(count)
     }

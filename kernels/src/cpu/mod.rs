@@ -85,10 +85,23 @@ impl CpuBackend {
     /// # Errors
     /// When a variable cannot be honoured.
     pub fn from_env(threads: Option<usize>) -> Result<Self> {
+        let (isa, threads) = Self::choice(threads)?;
+        Self::new(isa, threads)
+    }
+
+    /// The instruction set and the number of threads that [`CpuBackend::from_env`] takes. Starts nothing.
+    ///
+    /// # Errors
+    /// When a variable cannot be honoured.
+    pub fn choice(threads: Option<usize>) -> Result<(Isa, usize)> {
         let isa = match env::var("CIDER_CPU") {
-            Ok(name) if !name.is_empty() => name.parse().map_err(|error| Error::Device {
-                what: format!("CIDER_CPU: {error}"),
-            })?,
+            Ok(name) if !name.is_empty() => name
+                .parse()
+                .and_then(Level::new)
+                .map_err(|error| Error::Device {
+                    what: format!("CIDER_CPU: {error}"),
+                })?
+                .isa(),
             _ => Isa::best(),
         };
         let asked = match env::var("CIDER_THREADS") {
@@ -102,7 +115,7 @@ impl CpuBackend {
             ),
             _ => threads,
         };
-        Self::new(isa, asked.unwrap_or_else(|| Topology::detect().threads()))
+        Ok((isa, asked.unwrap_or_else(|| Topology::detect().threads())))
     }
 
     /// The instruction set.

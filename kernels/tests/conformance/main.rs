@@ -9,6 +9,7 @@ mod attention;
 mod cases;
 mod compare;
 mod elementwise;
+mod integers;
 mod kv_append;
 mod linear;
 mod matmul_i32;
@@ -296,6 +297,7 @@ fn all_cases() -> Vec<Case> {
         weights::cases(),
         linear::cases(),
         matmul_i32::cases(),
+        integers::cases(),
         norm::cases(),
         rope::cases(),
         attention::cases(),
