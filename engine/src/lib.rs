@@ -10,8 +10,8 @@ pub mod nn;
 mod scheme;
 pub mod text;
 
-pub use cider_kernels::{Backend, CpuBackend, DType, Format, Isa, Topology};
-pub use engine::{Engine, EngineOptions, Event, Generation, Request};
+pub use cider_kernels::{Backend, CpuBackend, DType, Format, Isa, KV_BLOCK, Topology};
+pub use engine::{Cancel, Engine, EngineOptions, Event, Generation, Request, TextSide};
 pub use error::{Error, Result};
-pub use models::{LoadOptions, Progress};
+pub use models::{LoadOptions, Progress, WeightPlan};
 pub use scheme::{Head, Quantization, Scheme};
