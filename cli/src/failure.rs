@@ -34,7 +34,7 @@ pub(crate) fn report(error: &Error) -> ExitCode {
 
 /// Writes `label: message` as one line on standard error.
 pub(crate) fn say(label: &str, error: &Error) {
-    let line = one_line(&format!("{error:#}"));
+    let line = one_line(&with_causes(error));
     // With standard error gone there is nobody left to tell.
     let _ = writeln!(io::stderr(), "{label}: {line}");
 }
@@ -46,6 +46,19 @@ fn is_broken_pipe(error: &Error) -> bool {
     io_errors
         .into_iter()
         .any(|cause| cause.kind() == ErrorKind::BrokenPipe)
+}
+
+/// The message and its causes, but for those that the message before already tells.
+fn with_causes(error: &Error) -> String {
+    let mut message = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if message.is_empty() {
+            message = cause;
+        } else if !message.contains(&cause) {
+            message = format!("{message}: {cause}");
+        }
+    }
+    message
 }
 
 /// The message without line breaks, and with the control characters that a hostile file name or tensor name
@@ -75,6 +88,19 @@ mod tests {
     fn a_message_is_one_line_without_control_characters() {
         assert_eq!(one_line("a: b\n  c\n\n"), "a: b; c");
         assert_eq!(one_line("tensor \u{1b}[31m"), "tensor \\u{1b}[31m");
+    }
+
+    #[test]
+    fn a_cause_is_told_once() {
+        let io = io::Error::other("no luck");
+        assert_eq!(
+            with_causes(&Error::from(cider::Error::io("f")(io))),
+            "f: no luck"
+        );
+        assert_eq!(
+            with_causes(&Error::msg("no luck").context("f")),
+            "f: no luck"
+        );
     }
 
     #[test]
