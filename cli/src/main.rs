@@ -3,22 +3,27 @@
 
 mod args;
 mod cmd;
+mod console;
 mod failure;
 mod log;
 mod memory;
 mod model;
-mod output;
 mod progress;
 
 use std::process::ExitCode;
 
 use clap::Parser;
 
-use self::args::{Cli, Command};
+use self::args::{Cli, Command, DebugCommand};
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    log::start(cli.quiet);
+    // What `info` and `debug tokenize` find out is their output; only `run` and `debug logits` have a course to report.
+    let has_course = matches!(
+        cli.command,
+        Command::Run(_) | Command::Debug(DebugCommand::Logits(_))
+    );
+    log::start(cli.quiet || !has_course);
     let result = match &cli.command {
         Command::Debug(args) => cmd::debug::run(args),
         Command::Info(args) => cmd::info::run(args),

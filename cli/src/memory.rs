@@ -4,24 +4,24 @@ use std::fs;
 
 use serde::Serialize;
 
-/// Memory of this process in bytes. Mapped files are in `peak_rss`; the anonymous figures are without them.
+/// Memory of this process in bytes. Mapped files count as resident; the anonymous figures are without them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Memory {
     /// The most that was ever resident.
-    pub(crate) peak_rss: u64,
+    pub(crate) resident_peak: u64,
     /// What is resident and belongs to no file.
-    pub(crate) anonymous_rss: u64,
-    /// The largest `anonymous_rss` that was seen.
-    pub(crate) peak_anonymous_rss: u64,
+    pub(crate) anonymous: u64,
+    /// The largest `anonymous` that was seen.
+    pub(crate) anonymous_peak: u64,
 }
 
 impl Memory {
     /// Looks again; figures that the system does not give stay 0.
     pub(crate) fn sample(&mut self) {
         let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-        self.peak_rss = field(&status, "VmHWM:").unwrap_or_default();
-        self.anonymous_rss = field(&status, "RssAnon:").unwrap_or_default();
-        self.peak_anonymous_rss = self.peak_anonymous_rss.max(self.anonymous_rss);
+        self.resident_peak = field(&status, "VmHWM:").unwrap_or_default();
+        self.anonymous = field(&status, "RssAnon:").unwrap_or_default();
+        self.anonymous_peak = self.anonymous_peak.max(self.anonymous);
     }
 }
 

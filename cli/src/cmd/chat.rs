@@ -9,9 +9,9 @@ use cider::text::{Message, Role};
 use super::report::Report;
 use super::run::{chat_tokens, generate, opening};
 use crate::args::RunArgs;
+use crate::console;
 use crate::failure;
 use crate::model::Opened;
-use crate::output;
 
 /// Chats until the person ends it.
 pub(super) fn run(path: &Path, args: &RunArgs, quiet: bool, opened: &mut Opened) -> Result<()> {
@@ -50,8 +50,8 @@ fn turn(
     messages: &[Message],
 ) -> Result<String> {
     let prompt = chat_tokens(&opened.engine, messages)?;
-    let generation = generate(args, quiet, opened, prompt, &mut output::text)?;
-    output::text("\n")?;
+    let generation = generate(args, quiet, opened, prompt, &mut console::text)?;
+    console::text("\n")?;
     tracing::info!("{}", Report::new(path, args, opened, &generation).line());
     Ok(generation.text)
 }

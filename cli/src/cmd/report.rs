@@ -7,9 +7,9 @@ use cider::{DType, Generation, Quantization, Scheme};
 use serde::Serialize;
 
 use crate::args::RunArgs;
+use crate::console;
 use crate::memory::Memory;
 use crate::model::Opened;
-use crate::output::megabytes;
 
 /// Everything that is known of an answer.
 #[derive(Debug, Serialize)]
@@ -115,10 +115,10 @@ impl<'a> Report<'a> {
             self.decode_tokens_per_second,
             self.first_token_seconds,
             self.load_seconds,
-            megabytes(memory.process.peak_rss),
-            megabytes(memory.process.anonymous_rss),
-            megabytes(memory.weights as u64),
-            megabytes(memory.kv_cache as u64),
+            console::bytes(memory.process.resident_peak),
+            console::bytes(memory.process.anonymous),
+            console::bytes(memory.weights as u64),
+            console::bytes(memory.kv_cache as u64),
         )
     }
 }

@@ -1,9 +1,9 @@
 //! `cider run`: one answer, or a chat.
 
-use std::io::{self, IsTerminal as _, Read as _};
+use std::io::{self, IsTerminal as _};
 use std::path::Path;
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use cider::generate::SamplingParams;
 use cider::load::GenerationConfig;
 use cider::text::{Message, RenderOptions, Role, StopMatcher};
@@ -12,9 +12,9 @@ use cider::{Engine, Event, Generation, Request};
 use super::chat;
 use super::report::Report;
 use crate::args::{RunArgs, SamplingOptions};
+use crate::console;
 use crate::failure::Usage;
 use crate::model::{self, Opened};
-use crate::output;
 use crate::progress::Progress;
 
 /// Runs the command.
@@ -117,16 +117,16 @@ fn answer(
         if args.json {
             Ok(())
         } else {
-            output::text(text)
+            console::text(text)
         }
     };
     let generation = generate(args, quiet, opened, tokens, &mut stream)?;
     let report = Report::new(path, args, opened, &generation);
     if args.json {
-        return output::json(&report);
+        return console::json(&report);
     }
     if !generation.text.ends_with('\n') {
-        output::text("\n")?;
+        console::text("\n")?;
     }
     tracing::info!("{}", report.line());
     Ok(())
@@ -134,7 +134,7 @@ fn answer(
 
 /// Refuses what cannot work before a model is loaded for it.
 fn check(args: &RunArgs) -> Result<()> {
-    let flags = merge(&args.sampling, SamplingParams::default());
+    let flags = merge(&args.sampling, &SamplingParams::default());
     let refuse = |error: cider::Error| Usage(error.to_string());
     flags.validate().map_err(refuse)?;
     StopMatcher::new(&args.sampling.stop).map_err(refuse)?;
@@ -148,7 +148,7 @@ fn sampling(flags: &SamplingOptions, engine: &Engine) -> SamplingParams {
     if !filters && is_silent(engine.generation()) {
         params.temperature = 0.0;
     }
-    merge(flags, params)
+    merge(flags, &params)
 }
 
 /// Whether a checkpoint does not say that it wants to be sampled from.
@@ -160,7 +160,7 @@ fn is_silent(generation: &GenerationConfig) -> bool {
         && generation.min_p.is_none()
 }
 
-fn merge(flags: &SamplingOptions, params: SamplingParams) -> SamplingParams {
+fn merge(flags: &SamplingOptions, params: &SamplingParams) -> SamplingParams {
     SamplingParams {
         temperature: flags.temperature.unwrap_or(params.temperature),
         top_k: flags.top_k.unwrap_or(params.top_k),
@@ -177,10 +177,7 @@ fn merge(flags: &SamplingOptions, params: SamplingParams) -> SamplingParams {
 
 /// Standard input without its final line break.
 fn read_prompt() -> Result<String> {
-    let mut text = String::new();
-    io::stdin()
-        .read_to_string(&mut text)
-        .context("standard input")?;
+    let mut text = console::read_stdin()?;
     if text.ends_with('\n') {
         text.pop();
         if text.ends_with('\r') {

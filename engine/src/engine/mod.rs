@@ -152,22 +152,9 @@ impl Engine {
         request: &Request,
         on_event: &mut dyn FnMut(Event<'_>),
     ) -> Result<Generation> {
-        let context = self.runner.context();
-        if request.prompt.is_empty() {
-            return Err(Error::Request("the prompt has no tokens".into()));
-        }
-        if request.prompt.len() >= context {
-            return Err(Error::ContextExceeded {
-                prompt: request.prompt.len(),
-                limit: context,
-            });
-        }
+        let limit = self.room(request)?;
         let mut sampler = self.sampler(&request.sampling)?;
         let mut output = Output::new(&request.stops, self.text.end_tokens.clone())?;
-        let limit = request
-            .max_tokens
-            .unwrap_or(usize::MAX)
-            .min(context - request.prompt.len());
         self.last.restart(&request.prompt);
         let cached = self.last.computed().min(request.prompt.len() - 1);
         self.last.computed = cached;
@@ -216,6 +203,18 @@ impl Engine {
             reason,
             seed: sampler.seed(),
         })
+    }
+
+    /// Tokens that may be generated: what was asked for, within the context.
+    fn room(&self, request: &Request) -> Result<usize> {
+        let (prompt, limit) = (request.prompt.len(), self.runner.context());
+        if prompt == 0 {
+            return Err(Error::Request("the prompt has no tokens".into()));
+        }
+        if prompt >= limit {
+            return Err(Error::ContextExceeded { prompt, limit });
+        }
+        Ok(request.max_tokens.unwrap_or(usize::MAX).min(limit - prompt))
     }
 
     fn sampler(&self, params: &SamplingParams) -> Result<Sampler> {

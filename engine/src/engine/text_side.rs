@@ -59,11 +59,7 @@ impl TextSide {
     ///
     /// # Errors
     /// When there is no chat template, or the template refuses the messages.
-    pub fn chat_prompt(
-        &self,
-        messages: &[Message],
-        options: &RenderOptions,
-    ) -> Result<Vec<u32>> {
+    pub fn chat_prompt(&self, messages: &[Message], options: &RenderOptions) -> Result<Vec<u32>> {
         let Some(template) = &self.template else {
             return Err(Error::Request(
                 "the model has no chat template: give one, or use a raw prompt".into(),

@@ -87,9 +87,9 @@ fn compute(
             0 => 1,
             left => left.min(chunk),
         };
-        others
-            .iter_mut()
-            .for_each(|other| other.restart_at_end(runner));
+        for other in others.iter_mut() {
+            other.restart_at_end(runner);
+        }
         let place = step(runner, main, tokens, others)?;
         for token in 0..tokens {
             let row = runner.logits(place, token)?;

@@ -1,8 +1,6 @@
 //! `cider debug tokenize`: the tokens of a text.
 
-use std::io::{self, Read as _};
-
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use cider::TextSide;
 use cider::load::Checkpoint;
 use cider::text::Tokenizer;
@@ -10,7 +8,7 @@ use serde::Serialize;
 
 use super::chat_tokens;
 use crate::args::TokenizeArgs;
-use crate::output;
+use crate::console;
 
 /// Runs the command.
 pub(super) fn run(args: &TokenizeArgs) -> Result<()> {
@@ -19,10 +17,10 @@ pub(super) fn run(args: &TokenizeArgs) -> Result<()> {
     let ids = ids(args, &text)?;
     let pieces: Vec<String> = ids.iter().map(|&id| piece(&text.tokenizer, id)).collect();
     if args.json {
-        return output::json(&Tokens { ids, pieces });
+        return console::json(&Tokens { ids, pieces });
     }
     for (id, piece) in ids.iter().zip(pieces) {
-        output::line(&format!("{id:>8}  {piece:?}"))?;
+        console::line(&format!("{id:>8}  {piece:?}"))?;
     }
     Ok(())
 }
@@ -38,16 +36,7 @@ fn ids(args: &TokenizeArgs, text: &TextSide) -> Result<Vec<u32>> {
     if let Some(message) = &input.chat {
         return chat_tokens(text, message);
     }
-    let raw = match &input.prompt {
-        Some(prompt) => prompt.clone(),
-        None => {
-            let mut raw = String::new();
-            io::stdin()
-                .read_to_string(&mut raw)
-                .context("standard input")?;
-            raw
-        }
-    };
+    let raw = input.prompt.clone().map_or_else(console::read_stdin, Ok)?;
     Ok(text.tokenizer.encode_prompt(&raw)?)
 }
 
