@@ -1,2 +1,36 @@
-//! The program.
-fn main() {}
+//! The program `cider`: arguments, progress, output and exit codes around the engine.
+#![forbid(unsafe_code)]
+
+mod args;
+mod cmd;
+mod console;
+mod failure;
+mod log;
+mod memory;
+mod model;
+mod progress;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use self::args::{Cli, Command, DebugCommand};
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    // What `info` and `debug tokenize` find out is their output; only `run` and `debug logits` have a course to report.
+    let has_course = matches!(
+        cli.command,
+        Command::Run(_) | Command::Debug(DebugCommand::Logits(_))
+    );
+    log::start(cli.quiet || !has_course);
+    let result = match &cli.command {
+        Command::Debug(args) => cmd::debug::run(args),
+        Command::Info(args) => cmd::info::run(args),
+        Command::Run(args) => cmd::run::run(args, cli.quiet),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => failure::report(&error),
+    }
+}

@@ -15,11 +15,13 @@ mod scheme;
 pub mod text;
 
 pub use available::{Availability, Choice, PathReport, is_available};
-pub use cider_kernels::{Activations, Backend, CpuBackend, DType, Element, Format, Isa, Topology};
+pub use cider_kernels::{
+    Activations, Backend, CpuBackend, DType, Element, Format, Isa, KV_BLOCK, Topology,
+};
 pub use convert::{Convert, ConvertOptions, ConvertReport, convert_model};
-pub use engine::{Engine, EngineOptions, Event, Generation, Request};
+pub use engine::{Cancel, Engine, EngineOptions, Event, Generation, Request, TextSide};
 pub use error::{Error, Result};
 pub use half::bf16;
 pub use layers::{CiderLinear, W4A8Linear, W8A8Linear};
-pub use models::{LoadOptions, Progress};
+pub use models::{LoadOptions, Progress, WeightPlan};
 pub use scheme::{Head, Quantization, Scheme};

@@ -50,9 +50,14 @@ impl Buffer {
     }
 }
 
-/// A zeroed allocation aligned to [`ALIGN`].
+/// A zeroed allocation and the aligned memory in it.
+///
+/// An allocator asked for zeroed memory of a large alignment writes all of it; asked for an ordinary one, it
+/// hands out pages that the system gives when they are first written. So we align within.
 struct HostBuffer {
+    /// Aligned to [`ALIGN`]: `offset` bytes into the allocation.
     pointer: NonNull<u8>,
+    offset: usize,
     len: usize,
     layout: Layout,
 }
@@ -65,15 +70,20 @@ unsafe impl Sync for HostBuffer {}
 impl HostBuffer {
     fn zeroed(len: usize) -> Result<Self> {
         let refuse = || Error::shape("allocate", format!("{len} bytes cannot be allocated"));
-        let padded = len
-            .max(1)
+        let size = len
             .checked_next_multiple_of(ALIGN)
+            .and_then(|padded| padded.checked_add(ALIGN))
             .ok_or_else(refuse)?;
-        let layout = Layout::from_size_align(padded, ALIGN).map_err(|_| refuse())?;
+        let layout = Layout::from_size_align(size, ORDINARY_ALIGN).map_err(|_| refuse())?;
         // SAFETY: the layout's size is at least ALIGN, so it is not zero.
-        let pointer = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(refuse)?;
+        let base = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(refuse)?;
+        let offset = base.addr().get().wrapping_neg() % ALIGN;
+        // SAFETY: the allocation has ALIGN bytes more than are used, and the offset to the next multiple of
+        // ALIGN is less than that.
+        let pointer = unsafe { base.add(offset) };
         Ok(Self {
             pointer,
+            offset,
             len,
             layout,
         })
@@ -92,8 +102,8 @@ impl HostBuffer {
 
 impl Drop for HostBuffer {
     fn drop(&mut self) {
-        // SAFETY: allocated in `zeroed` with this very layout.
-        unsafe { dealloc(self.pointer.as_ptr(), self.layout) }
+        // SAFETY: allocated in `zeroed` with this very layout, `offset` bytes before.
+        unsafe { dealloc(self.pointer.as_ptr().sub(self.offset), self.layout) }
     }
 }
 
@@ -105,6 +115,8 @@ impl fmt::Debug for HostBuffer {
 
 /// Alignment of every allocation: a cache line, and the widest vector register.
 const ALIGN: usize = 64;
+/// An alignment that every allocator gives without being asked.
+const ORDINARY_ALIGN: usize = 8;
 
 #[cfg(test)]
 mod tests {

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use cider_kernels::Backend;
 
 use self::request::Output;
-pub use self::request::{Event, Generation, Request};
-use self::text_side::TextSide;
+pub use self::request::{Cancel, Event, Generation, Request};
+pub use self::text_side::TextSide;
 use crate::error::{Error, Result};
 use crate::generate::{
     History, Logits, Runner, RunnerOptions, Sampler, SamplingParams, Sequence, StopReason, Work,
@@ -118,6 +118,12 @@ impl Engine {
         &self.text.end_tokens
     }
 
+    /// What the checkpoint says about generation.
+    #[must_use]
+    pub fn generation(&self) -> &GenerationConfig {
+        &self.generation
+    }
+
     /// What the model's makers sample with; greedy where they say so.
     #[must_use]
     pub fn sampling(&self) -> SamplingParams {
@@ -151,32 +157,23 @@ impl Engine {
         request: &Request,
         on_event: &mut dyn FnMut(Event<'_>),
     ) -> Result<Generation> {
-        let context = self.runner.context();
-        if request.prompt.is_empty() {
-            return Err(Error::Request("the prompt has no tokens".into()));
-        }
-        if request.prompt.len() >= context {
-            return Err(Error::ContextExceeded {
-                prompt: request.prompt.len(),
-                limit: context,
-            });
-        }
+        let limit = self.room(request)?;
         let mut sampler = self.sampler(&request.sampling)?;
         let mut output = Output::new(&request.stops, self.text.end_tokens.clone())?;
-        let limit = request
-            .max_tokens
-            .unwrap_or(usize::MAX)
-            .min(context - request.prompt.len());
         self.last.restart(&request.prompt);
         let cached = self.last.computed().min(request.prompt.len() - 1);
         self.last.computed = cached;
         let started = Instant::now();
-        self.prefill(on_event)?;
+        self.prefill(&request.cancel, on_event)?;
         let mut prefill = started.elapsed();
         let mut reason = StopReason::Length;
         let mut decode = Duration::ZERO;
         let mut generated = 0;
         while generated < limit {
+            if request.cancel.is_cancelled() {
+                reason = StopReason::Cancelled;
+                break;
+            }
             let step = Instant::now();
             if generated > 0 {
                 self.step(1, Logits::Last)?;
@@ -213,15 +210,27 @@ impl Engine {
         })
     }
 
+    /// Tokens that may be generated: what was asked for, within the context.
+    fn room(&self, request: &Request) -> Result<usize> {
+        let (prompt, limit) = (request.prompt.len(), self.runner.context());
+        if prompt == 0 {
+            return Err(Error::Request("the prompt has no tokens".into()));
+        }
+        if prompt >= limit {
+            return Err(Error::ContextExceeded { prompt, limit });
+        }
+        Ok(request.max_tokens.unwrap_or(usize::MAX).min(limit - prompt))
+    }
+
     fn sampler(&self, params: &SamplingParams) -> Result<Sampler> {
         let logits = self.runner.config().vocab_size;
         Sampler::new(params, logits, self.text.tokenizer.vocab_size())
     }
 
     /// Computes the prompt in steps as large as the runner takes.
-    fn prefill(&mut self, on_event: &mut dyn FnMut(Event<'_>)) -> Result<()> {
+    fn prefill(&mut self, cancel: &Cancel, on_event: &mut dyn FnMut(Event<'_>)) -> Result<()> {
         let total = self.last.prompt().len();
-        while self.last.computed() < total {
+        while self.last.computed() < total && !cancel.is_cancelled() {
             let tokens = (total - self.last.computed()).min(self.runner.rows());
             let last = self.last.computed() + tokens == total;
             self.step(tokens, if last { Logits::Last } else { Logits::None })?;

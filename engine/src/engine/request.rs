@@ -1,5 +1,7 @@
 //! What is asked, what comes back, and the text on its way.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crate::error::Result;
@@ -17,6 +19,8 @@ pub struct Request {
     pub max_tokens: Option<usize>,
     /// Texts that end the answer; they are not part of it.
     pub stops: Vec<String>,
+    /// Ends the request before its time.
+    pub cancel: Cancel,
 }
 
 impl Request {
@@ -27,6 +31,23 @@ impl Request {
             prompt,
             ..Self::default()
         }
+    }
+}
+
+/// A switch that ends a request: its clones are the same switch, so a callback or another thread can hold one.
+#[derive(Clone, Debug, Default)]
+pub struct Cancel(Arc<AtomicBool>);
+
+impl Cancel {
+    /// Ends the request once the step that runs is done.
+    pub fn cancel(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the request is to end.
+    #[must_use]
+    pub fn is_cancelled(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
     }
 }
 

@@ -8,17 +8,23 @@ use crate::load::Checkpoint;
 use crate::load::gguf::Metadata;
 use crate::text::{ChatTemplate, GgufVocabulary, Message, RenderOptions, Tokenizer};
 
-/// What turns words into tokens and back.
+/// What turns words into tokens and back: all of a checkpoint that needs no weights.
 #[derive(Debug)]
-pub(super) struct TextSide {
-    pub(super) tokenizer: Tokenizer,
-    pub(super) template: Option<ChatTemplate>,
-    pub(super) end_tokens: Vec<u32>,
+pub struct TextSide {
+    /// The tokenizer.
+    pub tokenizer: Tokenizer,
+    /// The chat template, if there is one.
+    pub template: Option<ChatTemplate>,
+    /// The tokens that end a text.
+    pub end_tokens: Vec<u32>,
 }
 
 impl TextSide {
     /// Reads the text side of a checkpoint; `chosen` is a template that replaces its own.
-    pub(super) fn open(checkpoint: &Checkpoint, chosen: Option<&Path>) -> Result<Self> {
+    ///
+    /// # Errors
+    /// When the tokenizer or the template is missing, damaged or not supported.
+    pub fn open(checkpoint: &Checkpoint, chosen: Option<&Path>) -> Result<Self> {
         let (tokenizer, template) = match checkpoint.gguf_metadata() {
             Some(metadata) => {
                 let embedded = metadata.string("tokenizer.chat_template")?;
@@ -49,12 +55,11 @@ impl TextSide {
         })
     }
 
-    /// The tokens of a chat.
-    pub(super) fn chat_prompt(
-        &self,
-        messages: &[Message],
-        options: &RenderOptions,
-    ) -> Result<Vec<u32>> {
+    /// The tokens of a chat. Message text is plain text: control tokens that it spells out are none.
+    ///
+    /// # Errors
+    /// When there is no chat template, or the template refuses the messages.
+    pub fn chat_prompt(&self, messages: &[Message], options: &RenderOptions) -> Result<Vec<u32>> {
         let Some(template) = &self.template else {
             return Err(Error::Request(
                 "the model has no chat template: give one, or use a raw prompt".into(),

@@ -45,6 +45,8 @@ pub(crate) struct Loader<'a> {
     progress: &'a mut dyn FnMut(Progress),
     done: usize,
     total: usize,
+    /// Whether weights are read, or only their memory laid out.
+    contents: bool,
 }
 
 impl<'a> Loader<'a> {
@@ -67,7 +69,14 @@ impl<'a> Loader<'a> {
             progress,
             done: 0,
             total,
+            contents: true,
         }
+    }
+
+    /// A loader that lays the memory of the weights out and leaves it untouched, which costs nothing.
+    pub(crate) fn without_contents(mut self) -> Self {
+        self.contents = false;
+        self
     }
 
     /// The shape of the model.
@@ -152,6 +161,9 @@ impl<'a> Loader<'a> {
         source: &TensorSource<'_>,
         name: &str,
     ) -> Result<()> {
+        if !self.contents {
+            return Ok(());
+        }
         let read = |row: usize, out: &mut [f32]| source.read_row(row, out);
         let clip_percentile = self.options.quantization.clip_percentile;
         let rows = RowSource::Floats {

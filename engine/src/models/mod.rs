@@ -5,7 +5,7 @@ mod transformer;
 
 use std::fmt::Debug;
 
-use cider_kernels::{Backend, KvLayer};
+use cider_kernels::{Backend, Format, KvLayer};
 
 use self::transformer::Transformer;
 use crate::error::Result;
@@ -44,8 +44,52 @@ pub(crate) fn load(
     options: &LoadOptions,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Box<dyn Model>> {
-    let loader = Loader::new(checkpoint, backend, options, progress);
-    match checkpoint.config.architecture {
+    assemble(Loader::new(checkpoint, backend, options, progress))
+}
+
+/// What the weights of a checkpoint would become.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WeightPlan {
+    /// The formats of the decoder's linear layers, each once.
+    pub formats: Vec<Format>,
+    /// Bytes of the decoder's linear layers.
+    pub linear_bytes: usize,
+    /// Bytes of all weights.
+    pub bytes: usize,
+}
+
+impl WeightPlan {
+    /// Makes the plan without reading weights.
+    ///
+    /// # Errors
+    /// As loading: when a tensor is not what the model needs, or a format does not allow its shape.
+    pub fn of(
+        checkpoint: &Checkpoint,
+        backend: &dyn Backend,
+        options: &LoadOptions,
+    ) -> Result<Self> {
+        let mut ignore = |_| {};
+        let loader = Loader::new(checkpoint, backend, options, &mut ignore).without_contents();
+        let mut model = assemble(loader)?;
+        let bytes = model.weight_bytes();
+        let mut plan = Self {
+            formats: Vec::new(),
+            linear_bytes: 0,
+            bytes,
+        };
+        for linear in model.linears_mut() {
+            let format = linear.weights().format();
+            if !plan.formats.contains(&format) {
+                plan.formats.push(format);
+            }
+            plan.linear_bytes += linear.weights().bytes();
+        }
+        Ok(plan)
+    }
+}
+
+fn assemble(loader: Loader<'_>) -> Result<Box<dyn Model>> {
+    match loader.config().architecture {
         Architecture::Llama | Architecture::Qwen2 | Architecture::Qwen3 => {
             Ok(Box::new(Transformer::load(loader)?))
         }

@@ -4,6 +4,7 @@
 use std::ops::Range;
 
 use super::CpuBackend;
+use super::float_tile::{DenseBf16, DenseF16, DenseF32, FloatTile, Int4, Int8};
 use super::pack::{step_columns, tile_bytes};
 use super::rows::{OutRows, load_row};
 use super::simd::{Kernel, LANES, Simd};
@@ -521,83 +522,6 @@ impl<W: FloatTile> Walk for FloatWalk<'_, W> {
                     .put(s, (row + r, tile + t), job.columns(tile + t), y);
             }
         }
-    }
-}
-
-/// How one step of a tile becomes floats.
-trait FloatTile {
-    /// Columns of a step, at most eight.
-    const COLUMNS: usize;
-    /// Bytes of a step.
-    const BYTES: usize;
-
-    /// The columns of a step; those beyond `COLUMNS` repeat others.
-    ///
-    /// # Safety
-    /// `BYTES` must be readable.
-    unsafe fn load<S: Simd>(s: S, p: *const u8) -> [S::F; 8];
-}
-
-struct DenseF32;
-struct DenseF16;
-struct DenseBf16;
-struct Int8;
-struct Int4;
-
-impl FloatTile for DenseF32 {
-    const COLUMNS: usize = 1;
-    const BYTES: usize = 64;
-
-    #[inline(always)]
-    unsafe fn load<S: Simd>(s: S, p: *const u8) -> [S::F; 8] {
-        // SAFETY: the caller promises 64 bytes.
-        [unsafe { s.load(p.cast()) }; 8]
-    }
-}
-
-impl FloatTile for DenseF16 {
-    const COLUMNS: usize = 1;
-    const BYTES: usize = 32;
-
-    #[inline(always)]
-    unsafe fn load<S: Simd>(s: S, p: *const u8) -> [S::F; 8] {
-        // SAFETY: the caller promises 32 bytes.
-        [unsafe { s.load_f16(p.cast()) }; 8]
-    }
-}
-
-impl FloatTile for DenseBf16 {
-    const COLUMNS: usize = 2;
-    const BYTES: usize = 64;
-
-    #[inline(always)]
-    unsafe fn load<S: Simd>(s: S, p: *const u8) -> [S::F; 8] {
-        // SAFETY: the caller promises 64 bytes.
-        let [a, b] = unsafe { s.load_bf16_pairs(p) };
-        [a, b, a, b, a, b, a, b]
-    }
-}
-
-impl FloatTile for Int8 {
-    const COLUMNS: usize = 4;
-    const BYTES: usize = 64;
-
-    #[inline(always)]
-    unsafe fn load<S: Simd>(s: S, p: *const u8) -> [S::F; 8] {
-        // SAFETY: the caller promises 64 bytes.
-        let [a, b, c, d] = unsafe { s.load_quads_f32(p) };
-        [a, b, c, d, a, b, c, d]
-    }
-}
-
-impl FloatTile for Int4 {
-    const COLUMNS: usize = 8;
-    const BYTES: usize = 64;
-
-    #[inline(always)]
-    unsafe fn load<S: Simd>(s: S, p: *const u8) -> [S::F; 8] {
-        // SAFETY: the caller promises 64 bytes.
-        unsafe { s.load_octets_f32(p) }
     }
 }
 

@@ -14,6 +14,8 @@
 
 mod attention;
 mod elementwise;
+mod float_tile;
+mod kv_append;
 mod linear;
 mod norm;
 mod pack;
@@ -260,7 +262,7 @@ impl Backend for CpuBackend {
     }
 
     fn kv_append(&self, args: KvAppendArgs<'_>) -> Result<()> {
-        attention::kv_append(self, args)
+        kv_append::kv_append(self, args)
     }
 
     fn attention(&self, args: AttentionArgs<'_>) -> Result<()> {

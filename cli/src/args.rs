@@ -1,0 +1,302 @@
+//! What the program can be asked.
+
+use std::path::PathBuf;
+
+use cider::{DType, Head, Quantization, Scheme};
+use clap::builder::PossibleValuesParser;
+use clap::builder::TypedValueParser as _;
+use clap::{Args, Parser, Subcommand};
+
+/// Runs language models with online activation quantisation.
+#[derive(Debug, Parser)]
+#[command(name = "cider", version, about, after_help = AFTER_HELP)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+    /// Only warnings and errors on standard error
+    #[arg(short, long, global = true)]
+    pub(crate) quiet: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Tokens and logits, for comparison with other programs
+    #[command(subcommand)]
+    Debug(DebugCommand),
+    Info(InfoArgs),
+    Run(RunArgs),
+}
+
+/// Answers a prompt; without one, on a terminal, chats
+///
+/// Without PROMPT, standard input is the prompt (a final line break is dropped), or, on a terminal, a chat begins.
+/// The answer goes to standard output as it comes, everything else to standard error.
+#[derive(Debug, Args)]
+pub(crate) struct RunArgs {
+    /// A GGUF file, or a folder with config.json and safetensors
+    pub(crate) model: Option<PathBuf>,
+    /// What to answer
+    #[arg(allow_hyphen_values = true)]
+    pub(crate) prompt: Option<String>,
+    #[command(flatten)]
+    pub(crate) options: ModelOptions,
+    #[command(flatten)]
+    pub(crate) device: DeviceOptions,
+    /// Tokens a conversation may have [default: what the model was made for, at most 8192]
+    #[arg(long, value_name = "N", value_parser = positive)]
+    pub(crate) ctx: Option<usize>,
+    /// A Jinja file that replaces the model's chat template
+    #[arg(long, value_name = "FILE")]
+    pub(crate) chat_template: Option<PathBuf>,
+    /// Instructions that precede the conversation
+    #[arg(long, value_name = "TEXT", conflicts_with = "raw")]
+    pub(crate) system: Option<String>,
+    /// Take the prompt as it is: no chat template, and control tokens in it count
+    #[arg(long)]
+    pub(crate) raw: bool,
+    /// One JSON object with the answer and all figures instead of text
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) sampling: SamplingOptions,
+}
+
+/// How a model is loaded.
+#[derive(Debug, Args)]
+pub(crate) struct ModelOptions {
+    /// Weights and activations of the decoder: auto, none, w8a16, w4a16, w8a8, w4a8; auto is what the checkpoint
+    /// says, and w8a8 for 16-bit and GGUF files
+    #[arg(long, value_name = "S", default_value = "auto")]
+    pub(crate) scheme: Scheme,
+    /// Weights that share a scale: 0 is one scale per output channel [default: 0 for w8, 64 for w4]
+    #[arg(long, value_name = "N", value_parser = PossibleValuesParser::new(["0", "32", "64", "128", "256"])
+        .try_map(|size| size.parse::<usize>()))]
+    pub(crate) group_size: Option<usize>,
+    /// The output head: auto, int8, none; auto is int8 unless the scheme is none
+    #[arg(long, value_name = "H", default_value = "auto")]
+    pub(crate) head: Head,
+    /// The type of activations and of the key/value cache: bf16, f32
+    #[arg(long, value_name = "T", default_value = "bf16", value_parser = activations)]
+    pub(crate) dtype: DType,
+}
+
+impl ModelOptions {
+    /// The formats of the weights.
+    pub(crate) fn quantization(&self) -> Quantization {
+        Quantization {
+            group_size: self.group_size,
+            head: self.head,
+            ..Quantization::of(self.scheme)
+        }
+    }
+}
+
+/// What a model runs on.
+#[derive(Debug, Args)]
+pub(crate) struct DeviceOptions {
+    /// auto or cpu
+    #[arg(long, value_name = "D", default_value = "auto", value_parser = device)]
+    pub(crate) device: String,
+    /// Threads [default: physical cores, or fewer where a quota says so]
+    #[arg(long, value_name = "N", value_parser = threads)]
+    pub(crate) threads: Option<usize>,
+}
+
+/// How the next token is chosen. What is not given is what the checkpoint says.
+#[derive(Debug, Args)]
+pub(crate) struct SamplingOptions {
+    /// Tokens to generate at most [default: what is left of the context]
+    #[arg(long, value_name = "N", value_parser = positive)]
+    pub(crate) max_tokens: Option<usize>,
+    /// 0 takes the likeliest token [default: what the checkpoint says; else 0, or 1 where --top-p, --top-k or --min-p
+    /// is given]
+    #[arg(long, value_name = "T")]
+    pub(crate) temperature: Option<f32>,
+    /// Keep the fewest tokens whose probabilities reach P together
+    #[arg(long, value_name = "P")]
+    pub(crate) top_p: Option<f32>,
+    /// Keep the K likeliest tokens; 0 keeps all
+    #[arg(long, value_name = "K")]
+    pub(crate) top_k: Option<usize>,
+    /// Keep tokens with at least this part of the largest probability
+    #[arg(long, value_name = "P")]
+    pub(crate) min_p: Option<f32>,
+    /// Divide (negative: multiply) the logits of tokens seen before; 1 is no penalty
+    #[arg(long, value_name = "R")]
+    pub(crate) repetition_penalty: Option<f32>,
+    /// Take this from the logit of each token generated before, -2 to 2
+    #[arg(long, value_name = "R", allow_negative_numbers = true)]
+    pub(crate) presence_penalty: Option<f32>,
+    /// Take this from the logit of a token for each time it was generated, -2 to 2
+    #[arg(long, value_name = "R", allow_negative_numbers = true)]
+    pub(crate) frequency_penalty: Option<f32>,
+    /// Where the random numbers begin [default: anywhere; it is reported]
+    #[arg(long, value_name = "N")]
+    pub(crate) seed: Option<u64>,
+    /// A text that ends the answer and is not part of it; may be given several times
+    #[arg(long, value_name = "S", allow_hyphen_values = true)]
+    pub(crate) stop: Vec<String>,
+}
+
+/// Shows devices and instruction sets, and with MODEL what is in it
+#[derive(Debug, Args)]
+pub(crate) struct InfoArgs {
+    /// A GGUF file, or a folder with config.json and safetensors
+    pub(crate) model: Option<PathBuf>,
+    /// One JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum DebugCommand {
+    Logits(LogitsArgs),
+    Tokenize(TokenizeArgs),
+}
+
+/// Writes the logits of every token of a text
+///
+/// FILE gets the tensors ids [T] i64, positions [T] i64 and logits [T, vocabulary] f32.
+#[derive(Debug, Args)]
+pub(crate) struct LogitsArgs {
+    /// A GGUF file, or a folder with config.json and safetensors
+    pub(crate) model: PathBuf,
+    #[command(flatten)]
+    pub(crate) input: LogitsInput,
+    /// The safetensors file to write; it appears whole or not at all
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) output: PathBuf,
+    #[command(flatten)]
+    pub(crate) options: ModelOptions,
+    #[command(flatten)]
+    pub(crate) device: DeviceOptions,
+    /// Tokens a sequence may have [default: those of the longest one]
+    #[arg(long, value_name = "N", value_parser = positive)]
+    pub(crate) ctx: Option<usize>,
+    /// A Jinja file that replaces the model's chat template
+    #[arg(long, value_name = "FILE")]
+    pub(crate) chat_template: Option<PathBuf>,
+    /// Prompt tokens computed in one step
+    #[arg(long, value_name = "N", default_value = "128", value_parser = positive)]
+    pub(crate) chunk: usize,
+    /// From token N on, tokens run as generated ones, one at a time
+    #[arg(long, value_name = "N")]
+    pub(crate) decode_from: Option<usize>,
+    /// Sequences that run in the same steps: one per line as ids with commas, or a JSON list of lists; the first half
+    /// of each counts as prompt
+    #[arg(long, value_name = "FILE")]
+    pub(crate) batch_with: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+#[group(required = true, multiple = false)]
+pub(crate) struct LogitsInput {
+    /// The tokens, with commas between
+    #[arg(long, value_name = "IDS", value_delimiter = ',')]
+    pub(crate) tokens: Option<Vec<u32>>,
+    /// Raw text; control tokens in it count
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    pub(crate) prompt: Option<String>,
+    /// The message of a user; it goes through the chat template
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    pub(crate) chat: Option<String>,
+}
+
+/// Shows the tokens of a text
+#[derive(Debug, Args)]
+pub(crate) struct TokenizeArgs {
+    /// A GGUF file, or a folder with config.json and safetensors
+    pub(crate) model: PathBuf,
+    #[command(flatten)]
+    pub(crate) input: TokenizeInput,
+    /// A Jinja file that replaces the model's chat template
+    #[arg(long, value_name = "FILE")]
+    pub(crate) chat_template: Option<PathBuf>,
+    /// One JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+#[group(required = true, multiple = false)]
+pub(crate) struct TokenizeInput {
+    /// Raw text; control tokens in it count
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    pub(crate) prompt: Option<String>,
+    /// The message of a user; it goes through the chat template
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    pub(crate) chat: Option<String>,
+    /// Raw text from standard input, every byte of it
+    #[arg(long)]
+    pub(crate) stdin: bool,
+}
+
+fn positive(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(0) | Err(_) => Err("expected a whole number above 0".to_owned()),
+        Ok(number) => Ok(number),
+    }
+}
+
+fn threads(text: &str) -> Result<usize, String> {
+    let expected = format!("expected a number from 1 to {MAX_THREADS}");
+    let number = positive(text).map_err(|_| expected.clone())?;
+    if number > MAX_THREADS {
+        return Err(expected);
+    }
+    Ok(number)
+}
+
+fn activations(name: &str) -> Result<DType, String> {
+    match name {
+        "bf16" => Ok(DType::Bf16),
+        "f32" => Ok(DType::F32),
+        _ => Err("activations are bf16 or f32".to_owned()),
+    }
+}
+
+fn device(name: &str) -> Result<String, String> {
+    let kind = name.split(':').next().unwrap_or_default();
+    match kind {
+        "auto" | "cpu" if kind == name => Ok(name.to_owned()),
+        "cuda" | "metal" => Err(format!("{kind} is not in this build, only cpu is")),
+        _ => Err("a device is auto or cpu".to_owned()),
+    }
+}
+
+/// More threads than any machine has cores.
+const MAX_THREADS: usize = 1024;
+
+const AFTER_HELP: &str = "\
+Environment:
+  CIDER_CPU      forces an instruction set: scalar, avx2, avx_vnni, avx512_vnni
+  CIDER_THREADS  the number of threads; --threads wins
+
+Exit codes: 0 done, 1 failed, 2 wrong use";
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    #[test]
+    fn the_definition_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn devices_that_are_not_in_the_build_say_so() {
+        assert!(device("auto").is_ok() && device("cpu").is_ok());
+        assert!(device("cuda:0").unwrap_err().contains("not in this build"));
+        assert!(device("metal").unwrap_err().contains("only cpu"));
+        assert!(device("cpu:0").is_err() && device("tpu").is_err());
+    }
+
+    #[test]
+    fn counts_are_above_zero() {
+        assert_eq!(positive("3"), Ok(3));
+        assert!(positive("0").is_err() && positive("-1").is_err() && positive("x").is_err());
+        assert!(threads("1025").is_err());
+    }
+}

@@ -1,0 +1,191 @@
+//! `cider run`: one answer, or a chat.
+
+use std::io::{self, IsTerminal as _};
+use std::path::Path;
+
+use anyhow::Result;
+use cider::generate::SamplingParams;
+use cider::load::GenerationConfig;
+use cider::text::{Message, RenderOptions, Role, StopMatcher};
+use cider::{Engine, Event, Generation, Request};
+
+use super::chat;
+use super::report::Report;
+use crate::args::{RunArgs, SamplingOptions};
+use crate::console;
+use crate::failure::Usage;
+use crate::model::{self, Opened};
+use crate::progress::Progress;
+
+/// Runs the command.
+pub(crate) fn run(args: &RunArgs, quiet: bool) -> Result<()> {
+    let Some(path) = &args.model else {
+        return Err(Usage(NO_MODEL.to_owned()).into());
+    };
+    check(args)?;
+    let prompt = match &args.prompt {
+        Some(prompt) => Some(prompt.clone()),
+        None if io::stdin().is_terminal() => None,
+        None => Some(read_prompt()?),
+    };
+    if prompt.as_ref().is_some_and(String::is_empty) {
+        return Err(Usage("the prompt is empty".to_owned()).into());
+    }
+    if prompt.is_none() && (args.json || args.raw) {
+        let what = "--json and --raw need a PROMPT, or one on standard input";
+        return Err(Usage(what.to_owned()).into());
+    }
+    let mut opened = model::open(path, args, quiet)?;
+    if !args.raw && opened.engine.chat_template().is_none() {
+        let path = path.display();
+        let what = "no chat template in it: give one with --chat-template, or use --raw";
+        anyhow::bail!("{path}: {what}");
+    }
+    match prompt {
+        Some(prompt) => answer(path, args, quiet, &mut opened, &prompt),
+        None => chat::run(path, args, quiet, &mut opened),
+    }
+}
+
+/// The messages before the first one of the user.
+pub(super) fn opening(args: &RunArgs) -> Vec<Message> {
+    let system = args.system.as_deref();
+    system
+        .map(|text| Message::new(Role::System, text))
+        .into_iter()
+        .collect()
+}
+
+/// The tokens of a conversation, up to the assistant's turn.
+pub(super) fn chat_tokens(engine: &Engine, messages: &[Message]) -> Result<Vec<u32>> {
+    let options = RenderOptions {
+        add_generation_prompt: true,
+        ..RenderOptions::default()
+    };
+    Ok(engine.chat_prompt(messages, &options)?)
+}
+
+/// Generates the answer to a prompt; text goes to `write` as it comes.
+pub(super) fn generate(
+    args: &RunArgs,
+    quiet: bool,
+    opened: &mut Opened,
+    prompt: Vec<u32>,
+    write: &mut dyn FnMut(&str) -> Result<()>,
+) -> Result<Generation> {
+    let request = Request {
+        sampling: sampling(&args.sampling, &opened.engine),
+        max_tokens: args.sampling.max_tokens,
+        stops: args.sampling.stop.clone(),
+        ..Request::new(prompt)
+    };
+    let cancel = request.cancel.clone();
+    let mut bar = Progress::tokens("reading the prompt", quiet);
+    let mut failed = None;
+    let Opened { engine, memory, .. } = opened;
+    let generation = engine.generate(&request, &mut |event| match event {
+        Event::Prefill { done, total } => {
+            memory.sample();
+            bar.show(done, total);
+        }
+        Event::Text(text) => {
+            if let Err(error) = write(text) {
+                cancel.cancel();
+                failed.get_or_insert(error);
+            }
+        }
+    })?;
+    memory.sample();
+    failed.map_or(Ok(generation), Err)
+}
+
+fn answer(
+    path: &Path,
+    args: &RunArgs,
+    quiet: bool,
+    opened: &mut Opened,
+    prompt: &str,
+) -> Result<()> {
+    let tokens = if args.raw {
+        opened.engine.raw_prompt(prompt)?
+    } else {
+        let mut messages = opening(args);
+        messages.push(Message::new(Role::User, prompt));
+        chat_tokens(&opened.engine, &messages)?
+    };
+    let mut stream = |text: &str| {
+        if args.json {
+            Ok(())
+        } else {
+            console::text(text)
+        }
+    };
+    let generation = generate(args, quiet, opened, tokens, &mut stream)?;
+    let report = Report::new(path, args, opened, &generation);
+    if args.json {
+        return console::json(&report);
+    }
+    if !generation.text.ends_with('\n') {
+        console::text("\n")?;
+    }
+    tracing::info!("{}", report.line());
+    Ok(())
+}
+
+/// Refuses what cannot work before a model is loaded for it.
+fn check(args: &RunArgs) -> Result<()> {
+    let flags = merge(&args.sampling, &SamplingParams::default());
+    let refuse = |error: cider::Error| Usage(error.to_string());
+    flags.validate().map_err(refuse)?;
+    StopMatcher::new(&args.sampling.stop).map_err(refuse)?;
+    Ok(())
+}
+
+/// What the checkpoint says, and the flags over it.
+fn sampling(flags: &SamplingOptions, engine: &Engine) -> SamplingParams {
+    let mut params = engine.sampling();
+    let filters = flags.top_p.is_some() || flags.top_k.is_some() || flags.min_p.is_some();
+    if !filters && is_silent(engine.generation()) {
+        params.temperature = 0.0;
+    }
+    merge(flags, &params)
+}
+
+/// Whether a checkpoint does not say that it wants to be sampled from.
+fn is_silent(generation: &GenerationConfig) -> bool {
+    generation.do_sample != Some(true)
+        && generation.temperature.is_none()
+        && generation.top_k.is_none()
+        && generation.top_p.is_none()
+        && generation.min_p.is_none()
+}
+
+fn merge(flags: &SamplingOptions, params: &SamplingParams) -> SamplingParams {
+    SamplingParams {
+        temperature: flags.temperature.unwrap_or(params.temperature),
+        top_k: flags.top_k.unwrap_or(params.top_k),
+        top_p: flags.top_p.unwrap_or(params.top_p),
+        min_p: flags.min_p.unwrap_or(params.min_p),
+        repetition_penalty: flags
+            .repetition_penalty
+            .unwrap_or(params.repetition_penalty),
+        presence_penalty: flags.presence_penalty.unwrap_or(params.presence_penalty),
+        frequency_penalty: flags.frequency_penalty.unwrap_or(params.frequency_penalty),
+        seed: flags.seed.or(params.seed),
+    }
+}
+
+/// Standard input without its final line break.
+fn read_prompt() -> Result<String> {
+    let mut text = console::read_stdin()?;
+    if text.ends_with('\n') {
+        text.pop();
+        if text.ends_with('\r') {
+            text.pop();
+        }
+    }
+    Ok(text)
+}
+
+const NO_MODEL: &str = "no MODEL given, and none comes with this version: name a GGUF file or a folder with config.json \
+    and safetensors; scripts/fetch-smollm2 in the source fetches a small one and prints its path";
