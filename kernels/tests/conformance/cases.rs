@@ -355,8 +355,8 @@ fn mix(row: usize, x: &mut [f32]) {
         2 => x.fill(-0.0),
         3 => x.iter_mut().for_each(|x| *x = x.signum() * 127.0),
         4 => x[last] = 1000.0 * x[last].signum(),
-        5 => scale(x, 2f32.powi(-104)),
-        6 => scale(x, 2f32.powi(-135)),
+        5 => scale(x, 2f64.powi(-104) as f32),
+        6 => scale(x, 2f64.powi(-135) as f32),
         7 => scale(x, 1e30),
         8 => scale(x, 1e-30),
         _ => {}

@@ -18,7 +18,7 @@ pub(crate) fn cases() -> Vec<Case> {
             sources
                 .into_iter()
                 .chain([Source::Small, Source::Subnormal, Source::LastColumn]);
-        cases.extend(sources.map(|source| case(format, source, 7, 300)));
+        cases.extend(sources.map(|source| case(format, source, 11, 300)));
         if let Some([low, high]) = range(format) {
             let constants = [low, low + 1, high].map(Source::Constant);
             let sources = constants.into_iter().chain([Source::Integers]);
@@ -39,7 +39,7 @@ pub(crate) enum Source {
     LastColumn,
     /// Magnitudes of 1e-5.
     Small,
-    /// Magnitudes of 2^-141 and less: scales are subnormal, or vanish.
+    /// Magnitudes of 2^-139 and less: scales are subnormal, or vanish.
     Subnormal,
     /// Normal floats, clipped at a percentile.
     Clipped(f64),
@@ -223,7 +223,7 @@ pub(crate) fn floats(source: Source, seed: u64, row: usize, k: usize) -> Vec<f32
     let mut rng = Rng::new(seed * 10_007 + row as u64);
     let factor = match source {
         Source::Small => 1e-5,
-        Source::Subnormal => 2f32.powi(-140 - row as i32 % 3),
+        Source::Subnormal => 2f64.powi(-140 - (row % 10) as i32) as f32,
         _ => 0.05,
     };
     let mut w: Vec<f32> = (0..k).map(|_| rng.normal() * factor).collect();
