@@ -4,6 +4,7 @@
 //! `docs/numerics.md` says what each computes, to the bit.
 
 use std::fmt;
+use std::ops::Range;
 
 use crate::dtype::DType;
 use crate::error::Result;
@@ -108,7 +109,7 @@ pub trait Backend: fmt::Debug + Send + Sync {
     /// When shapes do not match or a slot does not exist.
     fn kv_append(&self, args: KvAppendArgs<'_>) -> Result<()>;
 
-    /// Causal attention of each row over its sequence's cache.
+    /// Attention of each row over its sequence's cache.
     ///
     /// # Errors
     /// When shapes do not match or a block does not exist.
@@ -131,6 +132,12 @@ pub trait Backend: fmt::Debug + Send + Sync {
     /// # Errors
     /// When shapes do not match.
     fn add(&self, x: TensorMut<'_>, y: TensorRef<'_>) -> Result<()>;
+
+    /// `out = x`, rounded to the type of `out`.
+    ///
+    /// # Errors
+    /// When shapes do not match.
+    fn copy(&self, x: TensorRef<'_>, out: TensorMut<'_>) -> Result<()>;
 
     /// Row `ids[i]` of the table becomes row `i` of `out`.
     ///
@@ -228,8 +235,10 @@ pub struct RopeArgs<'a> {
     pub x: TensorMut<'a>,
     /// Columns of a head; the first `rotary_size` of them are rotated, halves paired.
     pub head_size: usize,
-    /// `[M]`.
+    /// `[axes, M]`: the positions of all rows on the first axis, then on the next.
     pub positions: &'a [u32],
+    /// The axis of each pair of elements; none where there is but one axis.
+    pub axes: &'a [u8],
     /// Cosines and sines.
     pub table: &'a RopeTable,
 }
@@ -284,6 +293,35 @@ impl AttentionRun {
     }
 }
 
+/// Which keys of its sequence a row sees.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sight {
+    /// All keys up to the last of its run: for encoders.
+    All,
+    /// Those up to its own.
+    Causal,
+    /// The last so many of those up to its own, itself included.
+    Window(usize),
+}
+
+impl Sight {
+    /// Causal, through a window where there is one.
+    #[must_use]
+    pub fn causal(window: Option<usize>) -> Self {
+        window.map_or(Self::Causal, Self::Window)
+    }
+
+    /// The places of the keys that the row at `place` sees, in a run whose last place is `end - 1`.
+    #[must_use]
+    pub fn keys(self, place: usize, end: usize) -> Range<usize> {
+        match self {
+            Self::All => 0..end,
+            Self::Causal => 0..place + 1,
+            Self::Window(window) => (place + 1).saturating_sub(window)..place + 1,
+        }
+    }
+}
+
 /// What attention is given.
 #[derive(Debug)]
 pub struct AttentionArgs<'a> {
@@ -299,8 +337,8 @@ pub struct AttentionArgs<'a> {
     pub heads: usize,
     /// Factor of the scores.
     pub scale: f32,
-    /// A row sees only the last `window` keys, itself included.
-    pub window: Option<usize>,
+    /// Which keys a row sees.
+    pub sight: Sight,
     /// `[M, heads * head_size]`.
     pub out: TensorMut<'a>,
 }

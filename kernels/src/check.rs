@@ -3,7 +3,7 @@
 
 use crate::backend::{
     AttentionArgs, AttentionRun, KvAppendArgs, LinearArgs, LinearInput, NormArgs, NormKind,
-    RopeArgs, RowsOut, check_activation,
+    RopeArgs, RowsOut, Sight, check_activation,
 };
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -160,7 +160,12 @@ pub(crate) fn check_rope(args: &RopeArgs<'_>) -> Result<()> {
             format!("rotary size {rotary} is above head size {head}"),
         );
     }
-    same("rope", "positions", args.x.rows(), args.positions.len())?;
+    let axes = args.axes.iter().map(|&axis| usize::from(axis) + 1).max();
+    if !args.axes.is_empty() {
+        same("rope", "axes of pairs", rotary / 2, args.axes.len())?;
+    }
+    let expected = args.x.rows() * axes.unwrap_or(1);
+    same("rope", "positions", expected, args.positions.len())?;
     within("rope", "position", args.positions, positions)
 }
 
@@ -198,7 +203,7 @@ pub(crate) fn check_attention(args: &AttentionArgs<'_>) -> Result<()> {
     same(op, "columns of the queries", cols, args.queries.cols())?;
     same(op, "output columns", cols, args.out.cols())?;
     same(op, "output rows", args.queries.rows(), args.out.rows())?;
-    if args.window == Some(0) {
+    if args.sight == Sight::Window(0) {
         return refuse(op, "a window of 0 keys sees nothing");
     }
     let mut next = 0;
@@ -231,6 +236,12 @@ pub(crate) fn check_gelu(x: TensorRef<'_>, out: &TensorMut<'_>) -> Result<()> {
 pub(crate) fn check_add(x: &TensorMut<'_>, y: TensorRef<'_>) -> Result<()> {
     check_activation("add", y.dtype())?;
     same_shape("add", y, x)
+}
+
+/// Checks a copy.
+pub(crate) fn check_copy(x: TensorRef<'_>, out: &TensorMut<'_>) -> Result<()> {
+    check_activation("copy", x.dtype())?;
+    same_shape("copy", x, out)
 }
 
 /// Checks a lookup, ids included.
@@ -295,10 +306,7 @@ fn check_run(run: &AttentionRun, args: &AttentionArgs<'_>) -> Result<()> {
         let what = format!("blocks {} + {} of {table}", run.first_block, run.blocks);
         return refuse("attention", what);
     }
-    let first = args
-        .window
-        .map_or(0, |w| (run.first_position + 1).saturating_sub(w))
-        / KV_BLOCK;
+    let first = args.sight.keys(run.first_position, end).start / KV_BLOCK;
     within(
         "attention",
         "block",

@@ -17,7 +17,7 @@ mod weights;
 
 pub use backend::{
     AttentionArgs, AttentionRun, Backend, Gelu, KvAppendArgs, LinearArgs, LinearInput, NormArgs,
-    NormKind, Phase, RopeArgs, RowsOut,
+    NormKind, Phase, RopeArgs, RowsOut, Sight,
 };
 pub use buffer::Buffer;
 pub use cpu::{CpuBackend, Isa, Topology};

@@ -161,9 +161,22 @@ impl RopeTable {
     /// When the configuration is unusable or the memory cannot be had.
     pub fn new(config: &RopeConfig, positions: usize) -> Result<Self> {
         config.check()?;
-        let pairs = config.rotary_size / 2;
-        let frequencies = config.inverse_frequencies();
-        let factor = config.attention_factor();
+        Self::with_frequencies(
+            &config.inverse_frequencies(),
+            config.attention_factor(),
+            positions,
+        )
+    }
+
+    /// The table of inverse frequencies, one per pair of elements; cosine and sine are multiplied by `factor`.
+    ///
+    /// # Errors
+    /// When there are no frequencies or the memory cannot be had.
+    pub fn with_frequencies(frequencies: &[f64], factor: f64, positions: usize) -> Result<Self> {
+        let pairs = frequencies.len();
+        if pairs == 0 {
+            return Err(Error::shape("rope", "a table needs frequencies, got none"));
+        }
         let mut cos = Tensor::zeros(DType::F32, positions, pairs)?;
         let mut sin = Tensor::zeros(DType::F32, positions, pairs)?;
         let cos_rows = cos.as_mut_slice::<f32>()?.chunks_exact_mut(pairs);
@@ -178,7 +191,7 @@ impl RopeTable {
         Ok(Self {
             cos,
             sin,
-            rotary_size: config.rotary_size,
+            rotary_size: 2 * pairs,
         })
     }
 

@@ -160,6 +160,27 @@ impl<'a> TensorRef<'a> {
         self.stride
     }
 
+    /// The same elements as rows of `cols` columns; rows must follow each other without gaps.
+    ///
+    /// # Errors
+    /// When they do not, or `cols` does not divide the elements.
+    pub fn reshape(self, cols: usize) -> Result<Self> {
+        let elements = self.rows * self.cols;
+        if self.stride != self.cols || cols == 0 || !elements.is_multiple_of(cols) {
+            let shape = format!("{} x {} with stride {}", self.rows, self.cols, self.stride);
+            return Err(Error::shape(
+                "reshape",
+                format!("{shape} as rows of {cols}"),
+            ));
+        }
+        Ok(Self {
+            rows: elements / cols,
+            cols,
+            stride: cols,
+            ..self
+        })
+    }
+
     /// The rows in `range`.
     ///
     /// # Panics

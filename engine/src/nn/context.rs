@@ -70,6 +70,7 @@ impl Context<'_> {
             x,
             head_size,
             positions,
+            axes: &[],
             table,
         })?)
     }
@@ -108,7 +109,7 @@ impl Context<'_> {
             table,
             heads,
             scale,
-            window,
+            sight: Sight::causal(window),
             out,
         };
         Ok(self.backend.attention(args)?)

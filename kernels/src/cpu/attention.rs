@@ -9,7 +9,7 @@ use std::ops::Range;
 use super::CpuBackend;
 use super::rows::{OutRows, load_row};
 use super::simd::{Kernel, LANES, Simd, exp};
-use crate::backend::{AttentionArgs, AttentionRun, Phase};
+use crate::backend::{AttentionArgs, AttentionRun, Phase, Sight};
 use crate::check::check_attention;
 use crate::error::Result;
 use crate::kv::{KV_BLOCK, KvLayer};
@@ -26,7 +26,7 @@ pub(super) fn attention(backend: &CpuBackend, mut args: AttentionArgs<'_>) -> Re
         table: args.table,
         group: args.heads / args.cache.kv_heads,
         scale: args.scale,
-        window: args.window,
+        sight: args.sight,
         padded: args.cache.head_size.next_multiple_of(LANES),
     };
     backend.each_task(job.tasks(), job.floats(), |level, task, floats| {
@@ -58,7 +58,7 @@ struct Job<'a> {
     /// Query heads of a KV head.
     group: usize,
     scale: f32,
-    window: Option<usize>,
+    sight: Sight,
     padded: usize,
 }
 
@@ -125,10 +125,10 @@ impl<'a> Job<'a> {
         block + self.padded + rows * self.padded + state + 4 * partial_len(self.padded)
     }
 
-    /// The keys that the token at `place` sees.
-    fn seen(&self, place: usize) -> Range<usize> {
-        self.window
-            .map_or(0, |window| (place + 1).saturating_sub(window))..place + 1
+    /// The keys that a token sees, counted from the first of its run.
+    fn seen(&self, run: &AttentionRun, token: usize) -> Range<usize> {
+        self.sight
+            .keys(run.first_position + token, run.first_position + run.rows)
     }
 
     /// The queries of a token, one padded row per head of the group.
@@ -240,7 +240,7 @@ impl TileRows<'_> {
     /// The keys that a row sees.
     fn seen(&self, row: usize) -> Range<usize> {
         let token = self.part.tokens.start + row / self.job.group;
-        self.job.seen(self.part.run.first_position + token)
+        self.job.seen(self.part.run, token)
     }
 
     /// Reduces a block of keys for every row that sees some of it.
@@ -475,7 +475,7 @@ impl Kernel for GeneratedRow<'_> {
         let (queries, stacks) = floats.split_at_mut(group * padded);
         let row = part.run.first_row + part.tokens.start;
         job.load_queries(s, row, part.kv_head, queries);
-        let seen = job.seen(part.run.first_position + part.tokens.start);
+        let seen = job.seen(part.run, part.tokens.start);
         let blocks = seen.start / KV_BLOCK..seen.end.div_ceil(KV_BLOCK);
         let mut depth = 0;
         for (i, block) in blocks.enumerate() {

@@ -4,7 +4,7 @@ use super::rows::{Out, OutRows, load_row};
 use super::simd::{Kernel, LANES, Simd, exp, negate, silu};
 use super::{CpuBackend, pack};
 use crate::backend::{Gelu, RowsOut};
-use crate::check::{check_add, check_argmax, check_embedding, check_gated, check_gelu};
+use crate::check::{check_add, check_argmax, check_copy, check_embedding, check_gated, check_gelu};
 use crate::error::Result;
 use crate::reference::elementwise::{ERF_POLYNOMIAL, GELU_CUBIC, GELU_TANH};
 use crate::tensor::{TensorMut, TensorRef};
@@ -195,6 +195,39 @@ impl Kernel for AddRow<'_> {
             }
         }
         self.out.put_row(s, self.row, self.a);
+    }
+}
+
+/// `out = x`.
+pub(super) fn copy(backend: &CpuBackend, x: TensorRef<'_>, mut out: TensorMut<'_>) -> Result<()> {
+    check_copy(x, &out)?;
+    let out = OutRows::new(&mut out)?;
+    let padded = x.cols().next_multiple_of(LANES);
+    backend.each_row(x.rows(), x.cols(), padded, |level, row, floats| {
+        level.run(CopyRow {
+            x,
+            row,
+            out: &out,
+            floats,
+        });
+    });
+    Ok(())
+}
+
+struct CopyRow<'a> {
+    x: TensorRef<'a>,
+    row: usize,
+    out: &'a OutRows<'a>,
+    floats: &'a mut [f32],
+}
+
+impl Kernel for CopyRow<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        load_row(s, self.x, self.row, self.floats);
+        self.out.put_row(s, self.row, self.floats);
     }
 }
 

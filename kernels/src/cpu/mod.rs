@@ -281,6 +281,10 @@ impl Backend for CpuBackend {
         elementwise::add(self, x, y)
     }
 
+    fn copy(&self, x: TensorRef<'_>, out: TensorMut<'_>) -> Result<()> {
+        elementwise::copy(self, x, out)
+    }
+
     fn embedding(&self, table: &Weights, ids: &[u32], out: TensorMut<'_>) -> Result<()> {
         elementwise::embedding(self, table, ids, out)
     }

@@ -10,29 +10,31 @@ use crate::error::Result;
 /// Rotates each head of each row.
 pub(super) fn rope(backend: &CpuBackend, mut args: RopeArgs<'_>) -> Result<()> {
     check_rope(&args)?;
-    let (rows, cols) = (args.x.rows(), args.x.cols());
-    let pairs = args.table.rotary_size() / 2;
-    let (cos, sin) = (
-        args.table.cos().as_slice::<f32>()?,
-        args.table.sin().as_slice::<f32>()?,
-    );
-    let (positions, head_size) = (args.positions, args.head_size);
+    let (rows, cols, head_size) = (args.x.rows(), args.x.cols(), args.head_size);
+    let padded_cols = cols.next_multiple_of(LANES);
+    let padded = (args.table.rotary_size() / 2).next_multiple_of(LANES);
+    let angles = Angles {
+        cos: args.table.cos().as_slice()?,
+        sin: args.table.sin().as_slice()?,
+        pairs: args.table.rotary_size() / 2,
+        positions: args.positions,
+        axes: args.axes,
+        rows,
+    };
     let out = OutRows::new(&mut args.x)?;
-    let padded = pairs.next_multiple_of(LANES);
     backend.each_row(
         rows,
         cols,
-        cols.next_multiple_of(LANES) + 4 * padded,
+        padded_cols + 4 * padded,
         |level, row, floats| {
-            let start = positions[row] as usize * pairs;
-            let (values, work) = floats.split_at_mut(cols.next_multiple_of(LANES));
+            let (values, work) = floats.split_at_mut(padded_cols);
+            let (out, angles) = (&out, &angles);
             level.run(Rotate {
-                out: &out,
+                out,
                 row,
                 head_size,
-                cos: &cos[start..start + pairs],
-                sin: &sin[start..start + pairs],
-                values: &mut values[..],
+                angles,
+                values,
                 cols,
                 work,
             });
@@ -41,12 +43,40 @@ pub(super) fn rope(backend: &CpuBackend, mut args: RopeArgs<'_>) -> Result<()> {
     Ok(())
 }
 
+/// Where the cosines and sines of a row are.
+struct Angles<'a> {
+    cos: &'a [f32],
+    sin: &'a [f32],
+    pairs: usize,
+    /// `[axes, rows]`.
+    positions: &'a [u32],
+    /// The axis of each pair; none where there is but one.
+    axes: &'a [u8],
+    rows: usize,
+}
+
+impl Angles<'_> {
+    /// The row's cosines and sines, each pair's at its own axis' position.
+    fn load(&self, row: usize, cos: &mut [f32], sin: &mut [f32]) {
+        if self.axes.is_empty() {
+            let start = self.positions[row] as usize * self.pairs;
+            cos[..self.pairs].copy_from_slice(&self.cos[start..start + self.pairs]);
+            sin[..self.pairs].copy_from_slice(&self.sin[start..start + self.pairs]);
+            return;
+        }
+        for (pair, &axis) in self.axes.iter().enumerate() {
+            let position = self.positions[usize::from(axis) * self.rows + row] as usize;
+            cos[pair] = self.cos[position * self.pairs + pair];
+            sin[pair] = self.sin[position * self.pairs + pair];
+        }
+    }
+}
+
 struct Rotate<'a> {
     out: &'a OutRows<'a>,
     row: usize,
     head_size: usize,
-    cos: &'a [f32],
-    sin: &'a [f32],
+    angles: &'a Angles<'a>,
     values: &'a mut [f32],
     cols: usize,
     /// Four padded vectors of pairs: cosines, sines, first halves, second halves.
@@ -58,13 +88,12 @@ impl Kernel for Rotate<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let pairs = self.cos.len();
+        let pairs = self.angles.pairs;
         let padded = pairs.next_multiple_of(LANES);
         let (cos, rest) = self.work.split_at_mut(padded);
         let (sin, rest) = rest.split_at_mut(padded);
         let (first, second) = rest.split_at_mut(padded);
-        cos[..pairs].copy_from_slice(self.cos);
-        sin[..pairs].copy_from_slice(self.sin);
+        self.angles.load(self.row, cos, sin);
         self.out.get_row(s, self.row, self.values);
         for head in self.values[..self.cols].chunks_exact_mut(self.head_size) {
             first[..pairs].copy_from_slice(&head[..pairs]);

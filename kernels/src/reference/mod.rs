@@ -188,10 +188,16 @@ impl Backend for ReferenceBackend {
     fn rope(&self, args: RopeArgs<'_>) -> Result<()> {
         check::check_rope(&args)?;
         let mut x = args.x;
-        for (row, &position) in args.positions.iter().enumerate() {
+        let (cosines, sines) = (args.table.cos().as_slice()?, args.table.sin().as_slice()?);
+        for row in 0..x.rows() {
             let mut heads = load(x.as_ref(), row)?;
-            let cos = load(args.table.cos().view(), position as usize)?;
-            let sin = load(args.table.sin().view(), position as usize)?;
+            let angles = rope::Angles {
+                row,
+                rows: x.rows(),
+                positions: args.positions,
+                axes: args.axes,
+            };
+            let (cos, sin) = (angles.of(cosines, args.table), angles.of(sines, args.table));
             for head in heads.chunks_mut(args.head_size) {
                 rope::rotate(head, &cos, &sin);
             }
@@ -252,6 +258,14 @@ impl Backend for ReferenceBackend {
             let (left, right) = (load(x.as_ref(), row)?, load(y, row)?);
             let sums: Vec<f32> = left.iter().zip(&right).map(|(x, y)| x + y).collect();
             store(&mut x, row, &sums)?;
+        }
+        Ok(())
+    }
+
+    fn copy(&self, x: TensorRef<'_>, mut out: TensorMut<'_>) -> Result<()> {
+        check::check_copy(x, &out)?;
+        for row in 0..x.rows() {
+            store(&mut out, row, &load(x, row)?)?;
         }
         Ok(())
     }
@@ -326,9 +340,9 @@ fn int8_linear(weights: &Weights, x: &[i8], x_scale: f32) -> Vec<f32> {
 
 fn attend_run(args: &mut AttentionArgs<'_>, run: &AttentionRun) -> Result<()> {
     let size = args.cache.head_size();
-    let first_seen = |place: usize| args.window.map_or(0, |w| (place + 1).saturating_sub(w));
-    let first = first_seen(run.first_position);
-    let places = first..run.first_position + run.rows;
+    let end = run.first_position + run.rows;
+    let first = args.sight.keys(run.first_position, end).start;
+    let places = first..end;
     let share = args.heads / args.cache.kv_heads();
     let blocks = run.blocks_in(args.table);
     for head in 0..args.heads {
@@ -349,12 +363,13 @@ fn attend_run(args: &mut AttentionArgs<'_>, run: &AttentionRun) -> Result<()> {
         let columns = head * size..(head + 1) * size;
         for i in 0..run.rows {
             let place = run.first_position + i;
-            let seen = (first_seen(place) - first) * size..(place + 1 - first) * size;
+            let seen = args.sight.keys(place, end);
+            let part = (seen.start - first) * size..(seen.end - first) * size;
             let seen = attention::Seen {
-                keys: &keys[seen.clone()],
-                values: &values[seen],
+                keys: &keys[part.clone()],
+                values: &values[part],
                 size,
-                first: first_seen(place),
+                first: seen.start,
             };
             let q = load(args.queries.col_range(columns.clone()), run.first_row + i)?;
             let y = attention::attend(&q, seen, args.scale, run.phase);

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use cider_kernels::{AttentionArgs, AttentionRun, Backend, DType, KV_BLOCK, KvLayer, Phase};
+use cider_kernels::{AttentionArgs, AttentionRun, Backend, DType, KV_BLOCK, KvLayer, Phase, Sight};
 use half::{bf16, f16};
 
 use crate::cases::{
@@ -27,6 +27,13 @@ pub(crate) fn cases() -> Vec<Case> {
             let windows = [1, 2, 63, 64, 65, 100, 128, 1000];
             specs.extend(windows.map(|window| base.window(window).last(70, 200)));
             specs.extend(windows.map(|window| base.window(window).last(2, 1000)));
+            let whole = Spec {
+                sight: Sight::All,
+                ..base
+            };
+            let lengths = [1, 2, 17, 63, 64, 65, 130, 200];
+            specs.extend(lengths.map(|length| whole.last(length, length)));
+            specs.extend([whole.heads_of(1, 72).last(150, 150), whole.last(5, 150)]);
             for chunk in [1, 7, 64, 100] {
                 let chunk = Some(chunk);
                 let base = Spec {
@@ -85,7 +92,7 @@ struct Spec {
     size: usize,
     length: usize,
     rows: usize,
-    window: Option<usize>,
+    sight: Sight,
     chunk: Option<usize>,
     scores: Scores,
     batch: bool,
@@ -115,7 +122,7 @@ impl Spec {
             size: 64,
             length: 65,
             rows: 3,
-            window: None,
+            sight: Sight::Causal,
             chunk: None,
             scores: Scores::Normal,
             batch: false,
@@ -140,8 +147,8 @@ impl Spec {
     }
 
     fn window(self, window: usize) -> Self {
-        let window = Some(window);
-        Self { window, ..self }
+        let sight = Sight::Window(window);
+        Self { sight, ..self }
     }
 
     fn scores(self, scores: Scores) -> Self {
@@ -169,15 +176,18 @@ impl Spec {
             size,
             length,
             rows,
-            window,
+            sight,
             chunk,
             scores,
             ..
         } = self;
-        let window = window.map_or(String::new(), |window| format!(", window {window}"));
+        let sight = match sight {
+            Sight::Causal => String::new(),
+            other => format!(", {other:?}"),
+        };
         let chunk = chunk.map_or(String::new(), |chunk| format!(", in {chunk}s"));
         let name = format!(
-            "{dtype} over {cache}, {phase:?}, {ratio} x {kv_heads} heads of {size}, rows {rows} of {length}{window}{chunk}, {scores:?}"
+            "{dtype} over {cache}, {phase:?}, {ratio} x {kv_heads} heads of {size}, rows {rows} of {length}{sight}{chunk}, {scores:?}"
         );
         let keys = rows * (2 * length - rows) / 2;
         Case::new("attention", name, move |backend| {
@@ -330,12 +340,9 @@ impl Spec {
                     .collect();
                 for i in 0..run.rows {
                     let (row, place) = (run.first_row + i, run.first_position + i);
-                    let first = self
-                        .window
-                        .map_or(0, |window| (place + 1).saturating_sub(window));
                     let start = row * cols + head * self.size;
                     let q = &queries[start..start + self.size];
-                    let expected = self.attend(q, &pairs[first..=place]);
+                    let expected = self.attend(q, &pairs[self.sight.keys(place, end)]);
                     let out = Output {
                         rows: 1,
                         cols: self.size,
@@ -428,7 +435,7 @@ impl Prepared for Attention {
                 table: &self.table,
                 heads: self.spec.heads(),
                 scale: self.spec.scale(),
-                window: self.spec.window,
+                sight: self.spec.sight,
                 out: out.view_mut().row_range(rows),
             })
         };

@@ -41,14 +41,16 @@ pub(crate) fn perf_cases() -> Vec<Case> {
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Op {
     Add,
+    Copy,
     Gated,
     GatedInt8,
     Gelu(Gelu),
 }
 
 impl Op {
-    const ALL: [Self; 5] = [
+    const ALL: [Self; 6] = [
         Self::Add,
+        Self::Copy,
         Self::Gated,
         Self::GatedInt8,
         Self::Gelu(Gelu::Erf),
@@ -58,6 +60,7 @@ impl Op {
     fn stem(self) -> &'static str {
         match self {
             Self::Add => "add",
+            Self::Copy => "copy",
             Self::Gated | Self::GatedInt8 => "gated",
             Self::Gelu(_) => "gelu",
         }
@@ -71,6 +74,7 @@ impl Op {
                 value: x + y,
                 error: UNIT * (x + y).abs(),
             },
+            Self::Copy => Bounded::exact(x),
             Self::Gated | Self::GatedInt8 => {
                 let value = x / (1.0 + (-x).exp()) * y;
                 let share = EXP_ERROR + 4.0 * UNIT;
@@ -178,7 +182,7 @@ impl Spec {
                     let i = row * cols + col;
                     let (x, y) = (f64::from(x[i]), f64::from(y[i]));
                     // Minus infinity times a gate of zero is not a number.
-                    if op != Op::Add && x == f64::NEG_INFINITY {
+                    if !matches!(op, Op::Add | Op::Copy) && x == f64::NEG_INFINITY {
                         return Bounded::exact(f64::NAN);
                     }
                     op.element(x, y)
@@ -201,6 +205,7 @@ impl Prepared for Pointwise {
         let out = self.out.view_mut();
         match self.op {
             Op::Add => backend.add(self.x.view_mut(), self.y.view())?,
+            Op::Copy => backend.copy(self.x.view(), out)?,
             Op::Gated => backend.gated(self.x.view(), self.y.view(), RowsOut::Float(out))?,
             Op::GatedInt8 => {
                 let fused = RowsOut::Int8(&mut self.int8);
@@ -222,7 +227,7 @@ impl Prepared for Pointwise {
                 Output::quantized(&self.unfused),
             ]
             .concat(),
-            Op::Gated | Op::Gelu(_) => vec![out],
+            Op::Copy | Op::Gated | Op::Gelu(_) => vec![out],
         })
     }
 }

@@ -3,7 +3,7 @@
 
 use cider_kernels::{
     AttentionArgs, AttentionRun, Backend, DType, Format, KvAppendArgs, KvLayer, LinearArgs,
-    LinearInput, NormArgs, NormKind, Phase, QuantizedRows, RowSource, RowsOut,
+    LinearInput, NormArgs, NormKind, Phase, QuantizedRows, RowSource, RowsOut, Sight,
 };
 
 use crate::cases::{Case, Failure, Matrix};
@@ -244,7 +244,7 @@ fn attentions() -> Vec<Case> {
                 table,
                 heads,
                 scale: 1.0,
-                window,
+                sight: Sight::causal(window),
                 out: out.view_mut(),
             })?)
         })

@@ -16,6 +16,7 @@ pub(crate) fn cases() -> Vec<Case> {
             heads: 2,
             head: 64,
             rotary: 64,
+            axes: 1,
             fill: Fill::Normal,
         };
         let sizes = [
@@ -39,6 +40,18 @@ pub(crate) fn cases() -> Vec<Case> {
         }));
         specs.extend([1, 2, 9, 70].map(|rows| Spec { rows, ..base }));
         specs.extend([1, 3, 9].map(|heads| Spec { heads, ..base }));
+        specs.extend([2, 3].map(|axes| Spec {
+            axes,
+            rows: 5,
+            ..base
+        }));
+        specs.push(Spec {
+            axes: 3,
+            rows: 9,
+            head: 80,
+            rotary: 20,
+            ..base
+        });
         specs.push(Spec {
             rows: 9,
             fill: Fill::Mixed,
@@ -62,6 +75,7 @@ pub(crate) fn perf_cases() -> Vec<Case> {
         heads: 32,
         head: 128,
         rotary: 128,
+        axes: 1,
         fill: Fill::Normal,
     };
     [base, Spec { rows: 1, ..base }].map(Spec::case).into()
@@ -74,6 +88,8 @@ struct Spec {
     heads: usize,
     head: usize,
     rotary: usize,
+    /// Axes of positions, pairs dealt out to them in turn.
+    axes: usize,
     fill: Fill,
 }
 
@@ -85,9 +101,11 @@ impl Spec {
             heads,
             head,
             rotary,
+            axes,
             fill,
         } = self;
-        let name = format!("{dtype} {rows} x {heads} x {head}, {rotary} rotated, {fill:?}");
+        let name =
+            format!("{dtype} {rows} x {heads} x {head}, {rotary} rotated, {axes} axes, {fill:?}");
         let elements = rows * heads * head;
         Case::new("rope", name, move |backend| self.prepare(backend))
             .twin(move |outputs| self.check(&outputs[0]))
@@ -106,8 +124,17 @@ impl Spec {
 
     /// Positions in no order, the last of the table among them.
     fn positions(self) -> Vec<u32> {
-        (0..self.rows)
-            .map(|row| (row * 37 + POSITIONS - 1) as u32 % POSITIONS as u32)
+        (0..self.axes * self.rows)
+            .map(|i| (i * 37 + POSITIONS - 1) as u32 % POSITIONS as u32)
+            .collect()
+    }
+
+    fn axes(self) -> Vec<u8> {
+        if self.axes == 1 {
+            return Vec::new();
+        }
+        (0..self.rotary / 2)
+            .map(|pair| (pair % self.axes) as u8)
             .collect()
     }
 
@@ -115,6 +142,7 @@ impl Spec {
         Ok(Box::new(Rope {
             x: Matrix::input(self.dtype, self.rows, self.heads * self.head, &self.x())?,
             positions: self.positions(),
+            axes: self.axes(),
             head: self.head,
             table: Rc::new(table(self.rotary)?),
         }))
@@ -137,7 +165,9 @@ impl Spec {
                 (i - half, 1.0)
             };
             let exponent = -2.0 * (i % half) as f64 / self.rotary as f64;
-            let angle = f64::from(positions[row]) * 10_000f64.powf(exponent);
+            let axis = i % half % self.axes;
+            let position = positions[axis * self.rows + row];
+            let angle = f64::from(position) * 10_000f64.powf(exponent);
             let (direct, crossed) = (element(i) * angle.cos(), element(pair) * angle.sin() * sign);
             // Cosine and sine are rounded once, the products and the sum once each.
             let magnitude = direct.abs() + crossed.abs();
@@ -152,6 +182,7 @@ impl Spec {
 struct Rope {
     x: Matrix,
     positions: Vec<u32>,
+    axes: Vec<u8>,
     head: usize,
     table: Rc<RopeTable>,
 }
@@ -162,6 +193,7 @@ impl Prepared for Rope {
             x: self.x.view_mut(),
             head_size: self.head,
             positions: &self.positions,
+            axes: &self.axes,
             table: &self.table,
         })?)
     }
@@ -182,19 +214,34 @@ fn table(rotary_size: usize) -> Result<RopeTable, Failure> {
 }
 
 fn refusals() -> Vec<Case> {
-    let call = |cols: usize, head_size: usize, positions: &'static [u32]| {
-        move |backend: &dyn Backend| {
-            let mut x = Matrix::input(DType::F32, 2, cols, &vec![1.0; 2 * cols])?;
-            let (x, table) = (x.view_mut(), &table(16)?);
-            Ok(backend.rope(RopeArgs {
-                x,
-                head_size,
-                positions,
-                table,
-            })?)
-        }
-    };
+    let call_axes =
+        |cols: usize, head_size: usize, positions: &'static [u32], axes: &'static [u8]| {
+            move |backend: &dyn Backend| {
+                let mut x = Matrix::input(DType::F32, 2, cols, &vec![1.0; 2 * cols])?;
+                let (x, table) = (x.view_mut(), &table(16)?);
+                Ok(backend.rope(RopeArgs {
+                    x,
+                    head_size,
+                    positions,
+                    axes,
+                    table,
+                })?)
+            }
+        };
+    let call = |cols, head_size, positions| call_axes(cols, head_size, positions, &[]);
     vec![
+        Case::refused(
+            "rope",
+            "too few axes",
+            &["8", "1"],
+            call_axes(32, 16, &[0, 1], &[0]),
+        ),
+        Case::refused(
+            "rope",
+            "positions of one axis for two",
+            &["4", "2"],
+            call_axes(32, 16, &[0, 1], &[0, 1, 0, 1, 0, 1, 0, 1]),
+        ),
         Case::refused(
             "rope",
             "a position beyond the table",
