@@ -50,11 +50,13 @@ impl Buffer {
     }
 }
 
-/// A zeroed allocation aligned to [`ALIGN`].
+/// Zeroed bytes aligned to [`ALIGN`], inside an allocation of ordinary alignment: only for such a one does the
+/// allocator hand out pages that are zero because nobody has touched them.
 struct HostBuffer {
-    pointer: NonNull<u8>,
-    len: usize,
+    allocation: NonNull<u8>,
     layout: Layout,
+    start: NonNull<u8>,
+    len: usize,
 }
 
 // SAFETY: the allocation is owned and reached only through `&self` and `&mut self`.
@@ -68,32 +70,37 @@ impl HostBuffer {
         let padded = len
             .max(1)
             .checked_next_multiple_of(ALIGN)
+            .and_then(|padded| padded.checked_add(ALIGN))
             .ok_or_else(refuse)?;
-        let layout = Layout::from_size_align(padded, ALIGN).map_err(|_| refuse())?;
+        let layout = Layout::from_size_align(padded, ORDINARY).map_err(|_| refuse())?;
         // SAFETY: the layout's size is at least ALIGN, so it is not zero.
-        let pointer = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(refuse)?;
+        let allocation = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(refuse)?;
+        let offset = allocation.addr().get().wrapping_neg() % ALIGN;
+        // SAFETY: the offset is below ALIGN, by which the allocation is longer than the padded bytes.
+        let start = unsafe { allocation.add(offset) };
         Ok(Self {
-            pointer,
-            len,
+            allocation,
             layout,
+            start,
+            len,
         })
     }
 
     fn bytes(&self) -> &[u8] {
-        // SAFETY: the allocation holds `len` initialised bytes for as long as `self` lives.
-        unsafe { slice::from_raw_parts(self.pointer.as_ptr(), self.len) }
+        // SAFETY: from `start` the allocation holds `len` initialised bytes for as long as `self` lives.
+        unsafe { slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 
     fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: as above, and `&mut self` makes the access exclusive.
-        unsafe { slice::from_raw_parts_mut(self.pointer.as_ptr(), self.len) }
+        unsafe { slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
     }
 }
 
 impl Drop for HostBuffer {
     fn drop(&mut self) {
         // SAFETY: allocated in `zeroed` with this very layout.
-        unsafe { dealloc(self.pointer.as_ptr(), self.layout) }
+        unsafe { dealloc(self.allocation.as_ptr(), self.layout) }
     }
 }
 
@@ -105,6 +112,9 @@ impl fmt::Debug for HostBuffer {
 
 /// Alignment of every allocation: a cache line, and the widest vector register.
 const ALIGN: usize = 64;
+
+/// What every allocator aligns to.
+const ORDINARY: usize = 16;
 
 #[cfg(test)]
 mod tests {
