@@ -112,9 +112,8 @@ impl<'a> Loader<'a> {
         let stored = widest(sources.iter().map(|(source, _)| self.float_type(source)));
         let quantization = &self.options.quantization;
         let n = parts.iter().map(|(_, n)| n).sum();
-        let mut weights = self
-            .backend
-            .weights(quantization.linear_format(stored), n, k)?;
+        let format = quantization.linear_format(stored);
+        let mut weights = self.weights(&sources[0].1, format, n, k)?;
         let mut row = 0;
         for ((source, name), (part, n)) in sources.iter().zip(parts) {
             self.fill(&mut weights, row, source, name)?;
@@ -149,9 +148,19 @@ impl<'a> Loader<'a> {
 
     fn table(&mut self, name: &str, format: Format, n: usize, k: usize) -> Result<Linear> {
         let source = self.checkpoint.tensors.require(name, &[n, k])?;
-        let mut weights = self.backend.weights(format, n, k)?;
+        let mut weights = self.weights(name, format, n, k)?;
         self.fill(&mut weights, 0, &source, name)?;
         Ok(Linear::new(weights, Activations::Float))
+    }
+
+    /// Room for the tensor `name`, and for those that share its input.
+    fn weights(&self, name: &str, format: Format, n: usize, k: usize) -> Result<Weights> {
+        let weights = self.backend.weights(format, n, k);
+        weights.map_err(|error| self.refused(name, &error))
+    }
+
+    fn refused(&self, name: &str, error: &cider_kernels::Error) -> Error {
+        Error::tensor(self.checkpoint.tensors.path(), name, error.to_string())
     }
 
     fn fill(
@@ -171,9 +180,7 @@ impl<'a> Loader<'a> {
             clip_percentile,
         };
         let filled = self.backend.fill_weights(weights, row, source.rows(), rows);
-        filled.map_err(|error| {
-            Error::tensor(self.checkpoint.tensors.path(), name, error.to_string())
-        })?;
+        filled.map_err(|error| self.refused(name, &error))?;
         self.advance(source.nbytes());
         Ok(())
     }

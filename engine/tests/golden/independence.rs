@@ -1,5 +1,6 @@
 //! A result depends on the request alone: not on chunks, threads, the rest of the batch, the instruction set
-//! or the state of the cache.
+//! or the state of the cache. Instruction sets agree with bf16 activations too: none of them uses a dot product
+//! of bf16.
 
 use std::sync::Arc;
 
@@ -95,7 +96,7 @@ impl Lone {
 }
 
 #[test]
-fn chunks_threads_company_and_f32_instruction_sets_leave_every_bit() {
+fn chunks_threads_company_and_instruction_sets_leave_every_bit() {
     for (name, checkpoint, ids) in models() {
         for (plan, dtype) in plans()
             .into_iter()
@@ -109,16 +110,18 @@ fn chunks_threads_company_and_f32_instruction_sets_leave_every_bit() {
                 let first = first.get_or_insert_with(|| Lone::of(&mut runner, &ids));
                 assert_same(&lone.prompt, &first.prompt, &what);
                 assert_same(&lone.generated, &first.generated, &what);
-                for threads in [1, 2, 3] {
-                    let what = format!("{what}, {threads} threads");
-                    let mut runner = load(&checkpoint, cpu(isa, threads), plan, dtype);
-                    if threads != 2 {
-                        lone.check_chunks(&mut runner, &ids, &what);
-                    }
-                    if threads != 3 {
-                        lone.check_company(&mut runner, &ids, &what);
-                    }
-                }
+                // Every size of chunk and every order on two threads; a third one cuts differently.
+                let mut two = load(&checkpoint, cpu(isa, 2), plan, dtype);
+                lone.check_chunks(&mut two, &ids, &format!("{what}, 2 threads"));
+                lone.check_company(&mut two, &ids, &format!("{what}, 2 threads"));
+                let mut three = load(&checkpoint, cpu(isa, 3), plan, dtype);
+                let again = Lone::of(&mut three, &ids);
+                assert_same(&again.prompt, &lone.prompt, &format!("{what}, 3 threads"));
+                assert_same(
+                    &again.generated,
+                    &lone.generated,
+                    &format!("{what}, 3 threads"),
+                );
             }
         }
     }

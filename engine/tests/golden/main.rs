@@ -6,6 +6,8 @@
 mod independence;
 mod logits;
 mod memory;
+mod numbers;
 #[path = "../../../testdata/recipe.rs"]
 mod recipe;
 mod support;
+mod texts;
