@@ -65,8 +65,13 @@ impl TextSide {
                 "the model has no chat template: give one, or use a raw prompt".into(),
             ));
         };
+        // A prompt is there to be answered.
+        let options = RenderOptions {
+            add_generation_prompt: true,
+            ..options.clone()
+        };
         template
-            .render(messages, options, &self.tokenizer)?
+            .render(messages, &options, &self.tokenizer)?
             .tokenize(&self.tokenizer)
     }
 }

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use cider_kernels::{
     AttentionArgs, Backend, KvAppendArgs, KvLayer, NormArgs, NormKind, RopeArgs, RopeTable,
-    RowsOut, TensorMut, TensorRef,
+    RowsOut, Sight, TensorMut, TensorRef,
 };
 
 use crate::error::Result;

@@ -108,7 +108,7 @@ fn main() {
 fn check(mut runner: Runner, what: &str) {
     let prompt: Vec<_> = (0..150).map(|i| i * 7 % 500).collect();
     let [mut first, mut second] = [0; 2].map(|_| Sequence::new(&prompt, 400));
-    let [mut one, mut two] = [1, 2].map(|seed| sampler(seed));
+    let [mut one, mut two] = [1, 2].map(sampler);
     prefill(&mut runner, &mut first);
     sample(&mut runner, 0, &mut first, &mut one);
     generate(&mut runner, &mut [(&mut first, &mut one)], 1);
