@@ -7,6 +7,8 @@ use clap::builder::PossibleValuesParser;
 use clap::builder::TypedValueParser as _;
 use clap::{Args, Parser, Subcommand};
 
+use crate::failure::Usage;
+
 /// Runs language models with online activation quantisation.
 #[derive(Debug, Parser)]
 #[command(name = "cider", version, about, after_help = AFTER_HELP)]
@@ -35,8 +37,7 @@ pub(crate) enum Command {
 pub(crate) struct RunArgs {
     /// A GGUF file, or a folder with config.json and safetensors
     pub(crate) model: Option<PathBuf>,
-    /// What to answer
-    #[arg(allow_hyphen_values = true)]
+    /// What to answer; one that begins with a hyphen stands behind --
     pub(crate) prompt: Option<String>,
     #[command(flatten)]
     pub(crate) options: ModelOptions,
@@ -81,6 +82,15 @@ pub(crate) struct ModelOptions {
 }
 
 impl ModelOptions {
+    /// Refuses options that contradict each other.
+    pub(crate) fn check(&self) -> Result<(), Usage> {
+        if self.scheme == Scheme::None && self.group_size.is_some() {
+            let what = "--group-size has no meaning with --scheme none: its weights have no scales";
+            return Err(Usage(what.to_owned()));
+        }
+        Ok(())
+    }
+
     /// The formats of the weights.
     pub(crate) fn quantization(&self) -> Quantization {
         Quantization {
@@ -110,19 +120,19 @@ pub(crate) struct SamplingOptions {
     pub(crate) max_tokens: Option<usize>,
     /// 0 takes the likeliest token [default: what the checkpoint says; else 0, or 1 where --top-p, --top-k or --min-p
     /// is given]
-    #[arg(long, value_name = "T")]
+    #[arg(long, value_name = "T", allow_negative_numbers = true)]
     pub(crate) temperature: Option<f32>,
     /// Keep the fewest tokens whose probabilities reach P together
-    #[arg(long, value_name = "P")]
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
     pub(crate) top_p: Option<f32>,
     /// Keep the K likeliest tokens; 0 keeps all
     #[arg(long, value_name = "K")]
     pub(crate) top_k: Option<usize>,
     /// Keep tokens with at least this part of the largest probability
-    #[arg(long, value_name = "P")]
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
     pub(crate) min_p: Option<f32>,
     /// Divide (negative: multiply) the logits of tokens seen before; 1 is no penalty
-    #[arg(long, value_name = "R")]
+    #[arg(long, value_name = "R", allow_negative_numbers = true)]
     pub(crate) repetition_penalty: Option<f32>,
     /// Take this from the logit of each token generated before, -2 to 2
     #[arg(long, value_name = "R", allow_negative_numbers = true)]

@@ -15,7 +15,11 @@ pub(crate) struct Progress {
 impl Progress {
     /// A bar for bytes.
     pub(crate) fn bytes(what: &'static str, quiet: bool) -> Self {
-        Self::new(what, "{msg} {wide_bar} {bytes} of {total_bytes}", quiet)
+        Self::new(
+            what,
+            "{msg} {wide_bar} {decimal_bytes} of {decimal_total_bytes}",
+            quiet,
+        )
     }
 
     /// A bar for tokens.

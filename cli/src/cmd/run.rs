@@ -134,6 +134,7 @@ fn answer(
 
 /// Refuses what cannot work before a model is loaded for it.
 fn check(args: &RunArgs) -> Result<()> {
+    args.options.check()?;
     let flags = merge(&args.sampling, &SamplingParams::default());
     let refuse = |error: cider::Error| Usage(error.to_string());
     flags.validate().map_err(refuse)?;

@@ -16,6 +16,7 @@ use crate::progress::Progress;
 
 /// Runs the command.
 pub(super) fn run(args: &LogitsArgs) -> Result<()> {
+    args.options.check()?;
     let checkpoint = Checkpoint::open(&args.model)?;
     let ids = ids(args, &checkpoint)?;
     ensure!(!ids.is_empty(), "there are no tokens");

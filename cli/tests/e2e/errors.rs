@@ -1,0 +1,280 @@
+//! Bad input: one line that names the thing, and the exit code.
+
+use std::fs;
+use std::path::Path;
+
+use crate::support::{Outcome, cider, f_tiny, finish, finish_with, folder, run, smollm2, testdata};
+
+/// Exit code 1, nothing on standard output, one line of error that has all `parts`.
+fn failed(outcome: &Outcome, parts: &[&str]) {
+    assert_eq!(outcome.status.code(), Some(1), "{outcome:?}");
+    assert_eq!(outcome.stdout, "", "{outcome:?}");
+    one_line(outcome, parts);
+}
+
+/// Exit code 2, and the same.
+fn refused(outcome: &Outcome, parts: &[&str]) {
+    assert_eq!(outcome.status.code(), Some(2), "{outcome:?}");
+    assert_eq!(outcome.stdout, "", "{outcome:?}");
+    one_line(outcome, parts);
+}
+
+fn one_line(outcome: &Outcome, parts: &[&str]) {
+    let errors: Vec<_> = outcome
+        .stderr
+        .lines()
+        .filter(|line| line.starts_with("error: "))
+        .collect();
+    let [line] = errors.as_slice() else {
+        panic!("expected one error: {outcome:?}");
+    };
+    for part in parts {
+        assert!(line.contains(part), "{part:?} is not in {line:?}");
+    }
+}
+
+fn run_on(model: &Path, more: &[&str]) -> Outcome {
+    let mut command = cider();
+    command.arg("run").arg(model).args(more);
+    finish(&mut command)
+}
+
+#[test]
+fn files_that_are_missing_or_of_another_kind() {
+    let folder = folder("kinds");
+    let missing = folder.join("missing.gguf");
+    failed(&run_on(&missing, &["x"]), &["missing.gguf", "No such file"]);
+    failed(
+        &run_on(&folder, &["x"]),
+        &["kinds", "neither config.json nor a .gguf file"],
+    );
+    let text = folder.join("text.bin");
+    fs::write(&text, "hello").unwrap();
+    failed(&run_on(&text, &["x"]), &["text.bin", "not a model"]);
+    let pointer = folder.join("pointer.gguf");
+    fs::write(
+        &pointer,
+        "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n",
+    )
+    .unwrap();
+    failed(
+        &run_on(&pointer, &["x"]),
+        &["pointer.gguf", "Git LFS pointer"],
+    );
+}
+
+#[test]
+fn files_that_are_cut() {
+    let folder = folder("cut");
+    let whole = fs::read(testdata("gguf/llama-q8.gguf")).unwrap();
+    let file = folder.join("cut.gguf");
+    for length in [0, 3, 11, 100, whole.len() / 2, whole.len() - 1] {
+        fs::write(&file, &whole[..length]).unwrap();
+        failed(&run_on(&file, &["x"]), &["cut.gguf"]);
+    }
+    let model = testdata("llama3-tied");
+    let weights = fs::read(model.join("model.safetensors")).unwrap();
+    fs::copy(model.join("config.json"), folder.join("config.json")).unwrap();
+    for length in [0, 7, 100, weights.len() / 2, weights.len() - 1] {
+        fs::write(folder.join("model.safetensors"), &weights[..length]).unwrap();
+        let mut command = cider();
+        command
+            .args(["debug", "logits", "--tokens", "1", "-o"])
+            .arg(folder.join("out"))
+            .arg(&folder);
+        failed(&finish(&mut command), &["model.safetensors"]);
+        assert!(!folder.join("out").exists());
+    }
+}
+
+#[test]
+fn a_tensor_of_another_shape_is_named_with_both_shapes() {
+    let folder = folder("shape");
+    let model = testdata("llama3-tied");
+    fs::copy(
+        model.join("model.safetensors"),
+        folder.join("model.safetensors"),
+    )
+    .unwrap();
+    let config = fs::read_to_string(model.join("config.json")).unwrap();
+    let wrong = config.replace("\"intermediate_size\": 160", "\"intermediate_size\": 161");
+    assert_ne!(config, wrong);
+    fs::write(folder.join("config.json"), wrong).unwrap();
+    let mut command = cider();
+    command
+        .args(["debug", "logits", "--tokens", "1", "-o"])
+        .arg(folder.join("out"))
+        .arg(&folder);
+    failed(&finish(&mut command), &["mlp", "161", "160"]);
+}
+
+#[test]
+fn requests_that_do_not_fit() {
+    let model = f_tiny();
+    let prompt = "many words ".repeat(20);
+    failed(
+        &run_on(model, &[&prompt, "--ctx", "8"]),
+        &["exceeds the context of 8 tokens"],
+    );
+    let large = run_on(model, &["x", "--ctx", "1000000000000"]);
+    failed(
+        &large,
+        &["1000000000000 tokens needs", "GB of memory is available"],
+    );
+    let outside = run([
+        "debug",
+        "logits",
+        "testdata/llama3-tied",
+        "--tokens",
+        "1,320",
+        "-o",
+        "/dev/null",
+    ]);
+    failed(&outside, &["320", "vocabulary of 320"]);
+    let target = folder("fit").join("out");
+    let target = target.to_str().unwrap();
+    let beyond = [
+        "debug",
+        "logits",
+        "testdata/llama3-tied",
+        "--tokens",
+        "1,2",
+        "--decode-from",
+        "3",
+        "-o",
+        target,
+    ];
+    failed(&run(beyond), &["--decode-from 3", "2 tokens"]);
+    let short = [
+        "debug",
+        "logits",
+        "testdata/llama3-tied",
+        "--tokens",
+        "1,2",
+        "--ctx",
+        "1",
+        "-o",
+        target,
+    ];
+    failed(&run(short), &["context of 1 tokens"]);
+    let no_words = ["debug", "tokenize", "testdata/llama3-tied", "--prompt", "x"];
+    failed(&run(no_words), &["llama3-tied", "tokenizer.json"]);
+}
+
+#[test]
+fn companions_that_are_no_sequences() {
+    let folder = folder("companions");
+    let file = folder.join("others.txt");
+    let check = |content: &str, parts: &[&str]| {
+        fs::write(&file, content).unwrap();
+        let mut command = cider();
+        command.args([
+            "debug",
+            "logits",
+            "testdata/llama3-tied",
+            "--tokens",
+            "1",
+            "-o",
+        ]);
+        command
+            .arg(folder.join("out"))
+            .arg("--batch-with")
+            .arg(&file);
+        failed(&finish(&mut command), parts);
+    };
+    check("", &["others.txt", "no sequence"]);
+    check("1,2\n3,x\n", &["others.txt", "line 2", "3,x"]);
+    check("[[1],[]]", &["others.txt", "sequence 2 has no tokens"]);
+    check("[[1],[\"a\"]]", &["others.txt"]);
+    check("4000,1\n", &["4000", "vocabulary"]);
+}
+
+#[test]
+fn the_environment_is_checked() {
+    let with = |name, value| finish(cider().args(["run", smollm2(), "x"]).env(name, value));
+    failed(
+        &with("CIDER_CPU", "nonsense"),
+        &["CIDER_CPU", "nonsense", "avx512_vnni"],
+    );
+    failed(
+        &with("CIDER_THREADS", "0"),
+        &["CIDER_THREADS", "above 0", "got 0"],
+    );
+    failed(&with("CIDER_THREADS", "many"), &["CIDER_THREADS", "many"]);
+}
+
+#[test]
+fn wrong_use_has_exit_code_2() {
+    let model = smollm2();
+    refused(&run(["run"]), &["no MODEL", "scripts/fetch-smollm2"]);
+    refused(&run(["run", model, ""]), &["prompt is empty"]);
+    refused(
+        &finish_with(cider().args(["run", model]), "\n"),
+        &["prompt is empty"],
+    );
+    refused(
+        &run(["run", model, "x", "--scheme", "w2a2"]),
+        &["w2a2", "w4a8"],
+    );
+    refused(
+        &run(["run", model, "x", "--group-size", "48"]),
+        &["48", "--group-size"],
+    );
+    refused(
+        &run(["run", model, "x", "--scheme", "none", "--group-size", "64"]),
+        &["--group-size", "none"],
+    );
+    refused(&run(["run", model, "x", "--head", "int4"]), &["int4"]);
+    refused(
+        &run(["run", model, "x", "--dtype", "f16"]),
+        &["f16", "bf16 or f32"],
+    );
+    refused(
+        &run(["run", model, "x", "--device", "cuda:0"]),
+        &["cuda is not in this build", "only cpu"],
+    );
+    refused(
+        &run(["run", model, "x", "--device", "metal"]),
+        &["metal is not in this build"],
+    );
+    refused(
+        &run(["run", model, "x", "--threads", "0"]),
+        &["--threads", "1 to 1024"],
+    );
+    refused(
+        &run(["run", model, "x", "--ctx", "0"]),
+        &["--ctx", "above 0"],
+    );
+    refused(
+        &run(["run", model, "x", "--temperature", "-1"]),
+        &["temperature"],
+    );
+    refused(
+        &run(["run", model, "x", "--temperature", "nan"]),
+        &["temperature"],
+    );
+    refused(&run(["run", model, "x", "--top-p", "1.5"]), &["top_p"]);
+    refused(&run(["run", model, "x", "--stop", ""]), &["stop"]);
+    refused(&run(["debug", "logits", model, "-o", "x"]), &["required"]);
+    refused(
+        &run(["debug", "logits", model, "--tokens", "1,x", "-o", "x"]),
+        &["x"],
+    );
+    refused(&run(["run", model, "--frobnicate"]), &["--frobnicate"]);
+    refused(&run(["frobnicate"]), &["frobnicate"]);
+}
+
+#[test]
+fn a_template_that_is_missing_or_broken_is_named() {
+    let folder = folder("template");
+    let file = folder.join("template.jinja");
+    let flag = ["x", "--chat-template", file.to_str().unwrap()];
+    failed(
+        &run_on(f_tiny(), &flag),
+        &["template.jinja", "No such file"],
+    );
+    fs::write(&file, "{% for %}").unwrap();
+    failed(&run_on(f_tiny(), &flag), &["template.jinja"]);
+    fs::write(&file, "{{ raise_exception('not with me') }}").unwrap();
+    failed(&run_on(f_tiny(), &flag), &["template.jinja", "not with me"]);
+}
