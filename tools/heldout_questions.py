@@ -54,14 +54,15 @@ def make(options):
 
 
 def subset(options):
-    """The questions of each kind with the smallest pictures; needs the reference's answers."""
+    """Of each kind some questions from the half with the smaller pictures; needs the reference's answers."""
     questions = read_questions(options.folder)
     answers = {a["id"]: a["shown"] for a in map(json.loads, (options.folder / "reference.jsonl").read_text().splitlines())}
     size = lambda q: sum((options.folder / n).stat().st_size for n in q["images"])
     kinds = defaultdict(list)
     for question in sorted(questions, key=lambda q: (size(q), q["id"])):
         kinds[question["kind"]].append(question)
-    picked = sorted((q for of_kind in kinds.values() for q in of_kind[: options.each]), key=lambda q: q["id"])
+    spread = lambda of_kind: [of_kind[len(of_kind) * (i + 1) // (2 * options.each)] for i in range(options.each)]
+    picked = sorted((q for of_kind in kinds.values() for q in spread(of_kind)), key=lambda q: q["id"])
     (options.small / "images").mkdir(parents=True, exist_ok=True)
     for question in picked:
         for name in question["images"]:

@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 from transformers import AutoImageProcessor, AutoTokenizer, Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
 import vl_clear
+import vl_formats
 import vl_images
 import vl_tables
 from common import ROOT, difference, folder, record_difference, save_tensors, write_json
@@ -344,3 +345,4 @@ def build():
     for name in MODELS:
         write_expected(name)
     vl_tables.build()
+    vl_formats.build()
