@@ -5,12 +5,14 @@ import hashlib
 import json
 from types import SimpleNamespace
 
+import numpy as np
 import torch
 from PIL import Image
 from tokenizers import Tokenizer
 from transformers import AutoImageProcessor, AutoTokenizer, Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
 import vl_clear
+import vl_formats
 import vl_images
 import vl_tables
 from common import ROOT, difference, folder, record_difference, save_tensors, write_json
@@ -61,7 +63,7 @@ PROMPTS = {
     # Given as text in which control tokens count.
     "begins": (VISION + "What is this", ["photo"]),
     "ends": ("The picture is here: " + VISION, ["tall"]),
-    # Ten tokens, an image of 64 tokens where the checkpoint enlarges it so, ten tokens.
+    # Ten tokens, an image, ten tokens: chunk borders fall on all of its edges.
     "middle": ("0123456789<|vision_start|><|image_pad|><|vision_end|>9876543210", ["photo"]),
 }
 
@@ -268,19 +270,48 @@ def strip(model):
     return SimpleNamespace(named_modules=lambda: names.items())
 
 
+def resized(reference, file, grid):
+    """The picture [height, width, 3] as Pillow resizes it, bytes."""
+    side = reference.processor.patch_size
+    picture = Image.open(IMAGES / file).convert("RGB")
+    return np.asarray(picture.resize((grid[2] * side, grid[1] * side), Image.Resampling.BICUBIC))
+
+
+def normalised(reference, pixels):
+    """What `pixel_values` are made of: scaled in f64 and rounded to f32, then two f32 operations."""
+    processor = reference.processor
+    scaled = (pixels.astype(np.float64) * processor.rescale_factor).astype(np.float32)
+    return (scaled - np.float32(processor.image_mean)) / np.float32(processor.image_std)
+
+
+def in_patches(reference, pixels):
+    """[height, width, 3] to rows in merge order, each channel by channel, the single frame twice."""
+    side, merge = reference.processor.patch_size, reference.merge
+    height, width, _ = pixels.shape
+    blocks = pixels.reshape(height // side // merge, merge, side, width // side // merge, merge, side, 3)
+    rows = blocks.transpose(0, 3, 1, 4, 6, 2, 5)[:, :, :, :, :, None]
+    return np.repeat(rows, 2, axis=5).reshape(-1, 6 * side**2)
+
+
+def digest(array):
+    return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
+
+
 def write_images(reference, path):
-    """Per picture: grid, digest of `pixel_values`, and the numbers themselves, whole or sampled."""
+    """Per picture: grid, digests of the resized bytes and of `pixel_values`, and those numbers, whole or sampled."""
     listed, tensors = {}, {}
     for file in sorted(p.name for p in IMAGES.glob("*.png")):
         if file.startswith("clear") and path.name != vl_clear.MODEL:
             continue
         pixels, grids = reference.pixels([file])
-        raw = pixels.contiguous().numpy().astype("<f4").tobytes()
+        small = resized(reference, file, grids[0].tolist())
+        assert np.array_equal(in_patches(reference, normalised(reference, small)), pixels.numpy()), file
         whole = len(pixels) <= FULL_PATCHES
         tensors[file] = pixels if whole else pixels[::8, ::16]
         listed[file] = {
-            "grid": grids[0].tolist(), "patches": len(pixels), "tokens": len(pixels) // 4,
-            "sha256": hashlib.sha256(raw).hexdigest(), "stored": "whole" if whole else "rows 0, 8, ... and columns 0, 16, ...",
+            "grid": grids[0].tolist(), "tokens": len(pixels) // reference.merge**2, "resized": [*small.shape[:2]],
+            "resized_sha256": digest(small), "pixel_values_sha256": digest(pixels.numpy().astype("<f4")),
+            "stored": "whole" if whole else "rows 0, 8, ... and columns 0, 16, ...",
         }
     save_tensors(path / "pixel_values.safetensors", tensors)
     write_json(path / "images.json", listed)
@@ -314,3 +345,4 @@ def build():
     for name in MODELS:
         write_expected(name)
     vl_tables.build()
+    vl_formats.build()
