@@ -3,6 +3,8 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use crate::image::ImageFault;
+
 /// The error of this crate. Every message is one line.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -32,6 +34,16 @@ pub enum Error {
         path: PathBuf,
         /// What was expected and what was found.
         what: String,
+    },
+    /// An image is refused.
+    #[error("image {} ({name}): {fault}", index + 1)]
+    Image {
+        /// Which of the request's images it is, counted from 0; the message counts from 1.
+        index: usize,
+        /// The file, or what else it is called.
+        name: String,
+        /// What is wrong with it.
+        fault: ImageFault,
     },
     /// The operating system refused to read or write a file.
     #[error("{}: {source}", path.display())]

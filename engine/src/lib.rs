@@ -6,6 +6,7 @@ mod convert;
 mod engine;
 mod error;
 pub mod generate;
+pub mod image;
 mod layers;
 pub mod load;
 mod models;

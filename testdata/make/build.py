@@ -6,7 +6,7 @@ import sys
 
 from common import MANIFEST, manifest_lines
 
-PARTS = ["models", "tokenizer_files", "f_tiny", "chain", "gguf_files", "seed_layout", "vl"]
+PARTS = ["models", "tokenizer_files", "f_tiny", "chain", "gguf_files", "seed_layout", "vl", "images"]
 
 
 def main(arguments):

@@ -10,7 +10,7 @@ use super::sniff::refuse_pointer;
 use crate::error::{Error, Result};
 
 /// Reads a JSON file whose root is an object.
-pub(super) fn read_object(path: &Path) -> Result<Map<String, Value>> {
+pub(crate) fn read_object(path: &Path) -> Result<Map<String, Value>> {
     let bytes = read_bounded(path)?;
     refuse_pointer(path, &bytes)?;
     match serde_json::from_slice(&bytes) {
@@ -24,7 +24,7 @@ pub(super) fn read_object(path: &Path) -> Result<Map<String, Value>> {
 }
 
 /// [`read_object`], or `None` where there is no such file.
-pub(super) fn read_optional_object(path: &Path) -> Result<Option<Map<String, Value>>> {
+pub(crate) fn read_optional_object(path: &Path) -> Result<Option<Map<String, Value>>> {
     match read_object(path) {
         Ok(object) => Ok(Some(object)),
         Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -34,7 +34,7 @@ pub(super) fn read_optional_object(path: &Path) -> Result<Option<Map<String, Val
 
 /// The keys of a configuration file: of the inner level where there is one, else of the outer.
 #[derive(Clone)]
-pub(super) struct Keys<'a> {
+pub(crate) struct Keys<'a> {
     path: &'a Path,
     /// What stands before a key in messages: empty, or the level's name and a dot.
     prefix: String,
@@ -42,7 +42,7 @@ pub(super) struct Keys<'a> {
 }
 
 impl<'a> Keys<'a> {
-    pub(super) fn new(path: &'a Path, object: &'a Map<String, Value>) -> Self {
+    pub(crate) fn new(path: &'a Path, object: &'a Map<String, Value>) -> Self {
         Self {
             path,
             prefix: String::new(),
@@ -51,7 +51,7 @@ impl<'a> Keys<'a> {
     }
 
     /// These keys, with those of the object `key` before them where there is one.
-    pub(super) fn with_inner(&self, key: &str) -> Result<Self> {
+    pub(crate) fn with_inner(&self, key: &str) -> Result<Self> {
         let mut levels = self.levels.clone();
         if let Some(inner) = self.object(key)? {
             levels.insert(0, inner);
@@ -64,7 +64,7 @@ impl<'a> Keys<'a> {
     }
 
     /// The keys of the object `key` alone.
-    pub(super) fn inside(&self, key: &str) -> Result<Option<Self>> {
+    pub(crate) fn inside(&self, key: &str) -> Result<Option<Self>> {
         let prefix = format!("{}{key}.", self.prefix);
         let inner = self.object(key)?;
         Ok(inner.map(|inner| Self {
@@ -75,12 +75,12 @@ impl<'a> Keys<'a> {
     }
 
     /// The value of `key`; null is no value.
-    pub(super) fn find(&self, key: &str) -> Option<&'a Value> {
+    pub(crate) fn find(&self, key: &str) -> Option<&'a Value> {
         self.all(key).next()
     }
 
     /// The values of `key` on every level.
-    pub(super) fn all(&self, key: &str) -> impl Iterator<Item = &'a Value> {
+    pub(crate) fn all(&self, key: &str) -> impl Iterator<Item = &'a Value> {
         self.levels
             .iter()
             .filter_map(move |level| level.get(key))
@@ -88,12 +88,12 @@ impl<'a> Keys<'a> {
     }
 
     /// Whether `key` is there, be it with the value null.
-    pub(super) fn present(&self, key: &str) -> bool {
+    pub(crate) fn present(&self, key: &str) -> bool {
         self.levels.iter().any(|level| level.contains_key(key))
     }
 
     /// The keys of the innermost level.
-    pub(super) fn names(&self) -> impl Iterator<Item = &'a str> {
+    pub(crate) fn names(&self) -> impl Iterator<Item = &'a str> {
         self.levels
             .first()
             .into_iter()
@@ -101,7 +101,7 @@ impl<'a> Keys<'a> {
     }
 
     /// A number in `1..=limit`.
-    pub(super) fn size(&self, key: &str, limit: usize) -> Result<Option<usize>> {
+    pub(crate) fn size(&self, key: &str, limit: usize) -> Result<Option<usize>> {
         let Some(value) = self.find(key) else {
             return Ok(None);
         };
@@ -112,12 +112,12 @@ impl<'a> Keys<'a> {
         }
     }
 
-    pub(super) fn required_size(&self, key: &str, limit: usize) -> Result<usize> {
+    pub(crate) fn required_size(&self, key: &str, limit: usize) -> Result<usize> {
         self.size(key, limit)?.ok_or_else(|| self.missing(key))
     }
 
     /// A finite number.
-    pub(super) fn float(&self, key: &str) -> Result<Option<f64>> {
+    pub(crate) fn float(&self, key: &str) -> Result<Option<f64>> {
         let Some(value) = self.find(key) else {
             return Ok(None);
         };
@@ -128,7 +128,7 @@ impl<'a> Keys<'a> {
     }
 
     /// A finite number above zero.
-    pub(super) fn positive(&self, key: &str) -> Result<Option<f64>> {
+    pub(crate) fn positive(&self, key: &str) -> Result<Option<f64>> {
         match self.float(key)? {
             Some(number) if number <= 0.0 => {
                 Err(self.error(key, format!("expected a number above 0, found {number}")))
@@ -137,11 +137,11 @@ impl<'a> Keys<'a> {
         }
     }
 
-    pub(super) fn required_positive(&self, key: &str) -> Result<f64> {
+    pub(crate) fn required_positive(&self, key: &str) -> Result<f64> {
         self.positive(key)?.ok_or_else(|| self.missing(key))
     }
 
-    pub(super) fn flag(&self, key: &str) -> Result<Option<bool>> {
+    pub(crate) fn flag(&self, key: &str) -> Result<Option<bool>> {
         let Some(value) = self.find(key) else {
             return Ok(None);
         };
@@ -151,7 +151,7 @@ impl<'a> Keys<'a> {
             .ok_or_else(|| self.wrong(key, "true or false", value))
     }
 
-    pub(super) fn text(&self, key: &str) -> Result<Option<&'a str>> {
+    pub(crate) fn text(&self, key: &str) -> Result<Option<&'a str>> {
         let Some(value) = self.find(key) else {
             return Ok(None);
         };
@@ -161,7 +161,7 @@ impl<'a> Keys<'a> {
             .ok_or_else(|| self.wrong(key, "a string", value))
     }
 
-    pub(super) fn list(&self, key: &str) -> Result<Option<&'a [Value]>> {
+    pub(crate) fn list(&self, key: &str) -> Result<Option<&'a [Value]>> {
         let Some(value) = self.find(key) else {
             return Ok(None);
         };
@@ -172,7 +172,7 @@ impl<'a> Keys<'a> {
     }
 
     /// One token id, or a list of them; the first of a list for a key that wants one.
-    pub(super) fn token_ids(&self, key: &str) -> Result<Option<Vec<u32>>> {
+    pub(crate) fn token_ids(&self, key: &str) -> Result<Option<Vec<u32>>> {
         let Some(value) = self.find(key) else {
             return Ok(None);
         };
@@ -186,15 +186,15 @@ impl<'a> Keys<'a> {
             .ok_or_else(|| self.wrong(key, "a token id or a list of them", value))
     }
 
-    pub(super) fn missing(&self, key: &str) -> Error {
+    pub(crate) fn missing(&self, key: &str) -> Error {
         self.error(key, "missing")
     }
 
-    pub(super) fn error(&self, key: &str, what: impl Into<String>) -> Error {
+    pub(crate) fn error(&self, key: &str, what: impl Into<String>) -> Error {
         Error::config(self.path, format!("{}{key}", self.prefix), what)
     }
 
-    pub(super) fn wrong(&self, key: &str, expected: &str, found: &Value) -> Error {
+    pub(crate) fn wrong(&self, key: &str, expected: &str, found: &Value) -> Error {
         let mut shown = found.to_string();
         if shown.chars().count() > SHOWN {
             shown = shown.chars().take(SHOWN).chain("...".chars()).collect();

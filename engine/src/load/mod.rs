@@ -11,7 +11,7 @@ mod folder;
 mod generation;
 pub mod gguf;
 mod inventory;
-mod json;
+pub(crate) mod json;
 mod names;
 mod rope_json;
 pub mod safetensors;
