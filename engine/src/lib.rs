@@ -20,7 +20,9 @@ pub use cider_kernels::{
     Activations, Backend, CpuBackend, DType, Element, Format, Isa, KV_BLOCK, Topology,
 };
 pub use convert::{Convert, ConvertOptions, ConvertReport, convert_model};
-pub use engine::{Cancel, Engine, EngineOptions, Event, Generation, Request, TextSide};
+pub use engine::{
+    Cancel, Engine, EngineOptions, Event, Generation, ImageTimes, Request, TextSide, VisionSide,
+};
 pub use error::{Error, Result};
 pub use half::bf16;
 pub use layers::{CiderLinear, W4A8Linear, W8A8Linear};

@@ -2,6 +2,7 @@
 
 mod request;
 mod text_side;
+mod vision_side;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,10 +13,13 @@ use cider_kernels::Backend;
 use self::request::Output;
 pub use self::request::{Cancel, Event, Generation, Request};
 pub use self::text_side::TextSide;
+pub use self::vision_side::{ImageTimes, VisionSide};
 use crate::error::{Error, Result};
 use crate::generate::{
-    History, Logits, Runner, RunnerOptions, Sampler, SamplingParams, Sequence, StopReason, Work,
+    History, Logits, PromptImage, Runner, RunnerOptions, Sampler, SamplingParams, Sequence,
+    StopReason, Work, place_images,
 };
+use crate::image::RgbImage;
 use crate::load::{Checkpoint, GenerationConfig};
 use crate::models::Progress;
 use crate::text::{ChatTemplate, Message, RenderOptions, Tokenizer};
@@ -55,6 +59,7 @@ pub struct EngineOptions {
 pub struct Engine {
     runner: Runner,
     text: TextSide,
+    vision: Option<VisionSide>,
     generation: GenerationConfig,
     /// The sequence of the last request: the next one keeps what both prompts begin with.
     last: Sequence,
@@ -72,12 +77,14 @@ impl Engine {
         progress: &mut dyn FnMut(Progress),
     ) -> Result<Self> {
         let checkpoint = Checkpoint::open(path)?;
+        let vision = VisionSide::open(&checkpoint)?;
         let text = TextSide::open(&checkpoint, options.chat_template.as_deref())?;
         let runner = Runner::load(&checkpoint, backend, &options.runner, progress)?;
         let last = Sequence::new(&[], runner.context());
         Ok(Self {
             runner,
             text,
+            vision,
             generation: checkpoint.generation,
             last,
         })
@@ -147,6 +154,43 @@ impl Engine {
         self.text.tokenizer.encode_prompt(text)
     }
 
+    /// The vision side, of models that see.
+    #[must_use]
+    pub fn vision(&self) -> Option<&VisionSide> {
+        self.vision.as_ref()
+    }
+
+    /// The vision side, to set the bounds on pixels.
+    #[must_use]
+    pub fn vision_mut(&mut self) -> Option<&mut VisionSide> {
+        self.vision.as_mut()
+    }
+
+    /// Puts pictures into a prompt, in the order of their places in it: each pad, one per picture, becomes the
+    /// picture's tokens. What they cost is added to `times`.
+    ///
+    /// # Errors
+    /// When the model has no vision input, or the prompt has places for more or fewer pictures.
+    pub fn see(
+        &mut self,
+        prompt: &[u32],
+        images: &[RgbImage],
+        times: &mut ImageTimes,
+    ) -> Result<(Vec<u32>, Vec<PromptImage>)> {
+        let Some(vision) = &mut self.vision else {
+            return match images.len() {
+                0 => Ok((prompt.to_vec(), Vec::new())),
+                _ => Err(Error::Request("the model has no vision input".into())),
+            };
+        };
+        let pad = vision.config().image_token;
+        let mut features = Vec::new();
+        for image in images {
+            features.push(vision.encode(&self.runner, image, times)?);
+        }
+        place_images(prompt, pad, &features)
+    }
+
     /// Answers a request; text arrives through `on_event` as soon as it is whole characters.
     ///
     /// # Errors
@@ -160,7 +204,7 @@ impl Engine {
         let limit = self.room(request)?;
         let mut sampler = self.sampler(&request.sampling)?;
         let mut output = Output::new(&request.stops, self.text.end_tokens.clone())?;
-        self.last.restart(&request.prompt);
+        self.last.restart(&request.prompt, request.images.clone());
         let cached = self.last.computed().min(request.prompt.len() - 1);
         self.last.computed = cached;
         let started = Instant::now();

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crate::error::Result;
-use crate::generate::{SamplingParams, StopReason};
+use crate::generate::{PromptImage, SamplingParams, StopReason};
 use crate::text::{StopMatcher, Stopped, StreamDecoder, Tokenizer};
 
 /// A prompt and how to go on from it.
@@ -13,6 +13,8 @@ use crate::text::{StopMatcher, Stopped, StreamDecoder, Tokenizer};
 pub struct Request {
     /// The tokens of the prompt.
     pub prompt: Vec<u32>,
+    /// The pictures among them, in the order of their places.
+    pub images: Vec<PromptImage>,
     /// How the next token is chosen.
     pub sampling: SamplingParams,
     /// Tokens to generate at most, the end token included; what is left of the context if not given.

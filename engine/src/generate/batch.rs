@@ -1,7 +1,11 @@
 //! What one step computes: rows of several sequences, each with its phase.
 
-use cider_kernels::{AttentionRun, KV_BLOCK, Phase};
+use std::ops::Range;
+use std::sync::Arc;
 
+use cider_kernels::{AttentionRun, KV_BLOCK, Phase, Tensor, TensorRef};
+
+use super::images::ImageFeatures;
 use super::sequence::Sequence;
 use crate::nn::Rows;
 
@@ -38,11 +42,36 @@ impl Logits {
     }
 }
 
+/// Rows that stand for a part of an image.
+#[derive(Debug)]
+pub(crate) struct BatchImage {
+    pub(crate) first_row: usize,
+    pub(crate) rows: usize,
+    pub(crate) features: Arc<ImageFeatures>,
+    /// The image's token in the first row.
+    first_token: usize,
+}
+
+impl BatchImage {
+    /// The rows of one of the image's tensors that belong to this part.
+    pub(crate) fn part<'a>(&self, tensor: &'a Tensor) -> TensorRef<'a> {
+        tensor
+            .view()
+            .row_range(self.first_token..self.first_token + self.rows)
+    }
+}
+
 /// The rows of a step: all prompt rows first, then all generated ones.
 #[derive(Debug, Default)]
 pub(crate) struct Batch {
     ids: Vec<u32>,
+    /// `[axes, rows]`.
     positions: Vec<u32>,
+    /// The second and third axis, while the batch is laid out.
+    later_axes: [Vec<u32>; 2],
+    /// The axis of each pair of a head's elements; none where there is one axis.
+    axes: Vec<u8>,
+    images: Vec<BatchImage>,
     slots: Vec<u32>,
     runs: Vec<AttentionRun>,
     table: Vec<u32>,
@@ -55,10 +84,14 @@ pub(crate) struct Batch {
 
 impl Batch {
     /// Room for steps of `rows` rows of sequences that share `blocks` blocks, so that no step allocates.
-    pub(super) fn with_capacity(rows: usize, blocks: usize) -> Self {
+    pub(super) fn with_capacity(rows: usize, blocks: usize, axes: Vec<u8>) -> Self {
+        let later = if axes.is_empty() { 0 } else { rows };
         Self {
+            later_axes: [Vec::with_capacity(later), Vec::with_capacity(later)],
+            axes,
+            images: Vec::with_capacity(rows.min(64)),
             ids: Vec::with_capacity(rows),
-            positions: Vec::with_capacity(rows),
+            positions: Vec::with_capacity(rows + 2 * later),
             slots: Vec::with_capacity(rows),
             runs: Vec::with_capacity(2 * rows),
             table: Vec::with_capacity(2 * blocks),
@@ -80,6 +113,9 @@ impl Batch {
             self.starts[i][1] = self.ids.len();
             self.add(item, Phase::Generated);
         }
+        for axis in &self.later_axes {
+            self.positions.extend_from_slice(axis);
+        }
         for (i, item) in work.iter().enumerate() {
             self.starts[i][2] = self.logits.len();
             let first = item.tokens - item.logits.count(item.tokens);
@@ -94,9 +130,19 @@ impl Batch {
         &self.ids
     }
 
-    /// Places in the sequences, one per row.
+    /// Positions, one per axis and row.
     pub(crate) fn positions(&self) -> &[u32] {
         &self.positions
+    }
+
+    /// The axis of each pair of a head's elements; none where there is one axis.
+    pub(crate) fn axes(&self) -> &[u8] {
+        &self.axes
+    }
+
+    /// Rows that stand for images.
+    pub(crate) fn images(&self) -> &[BatchImage] {
+        &self.images
     }
 
     /// Slots of the cache, one per row.
@@ -135,6 +181,8 @@ impl Batch {
     fn clear(&mut self) {
         self.ids.clear();
         self.positions.clear();
+        self.later_axes.iter_mut().for_each(Vec::clear);
+        self.images.clear();
         self.slots.clear();
         self.runs.clear();
         self.table.clear();
@@ -164,12 +212,34 @@ impl Batch {
             phase,
         });
         self.table.extend_from_slice(&sequence.blocks);
+        self.add_images(sequence, places.clone());
         for place in places {
             self.ids.push(sequence.tokens()[place]);
-            self.positions.push(place as u32);
+            let position = sequence.position(place);
+            self.positions.push(position[0]);
+            if !self.axes.is_empty() {
+                self.later_axes[0].push(position[1]);
+                self.later_axes[1].push(position[2]);
+            }
             let block = sequence.blocks[place / KV_BLOCK];
             self.slots
                 .push(block * KV_BLOCK as u32 + (place % KV_BLOCK) as u32);
+        }
+    }
+
+    /// The parts of images among `places`, which become the next rows.
+    fn add_images(&mut self, sequence: &Sequence, places: Range<usize>) {
+        let first_row = self.ids.len();
+        for image in sequence.images() {
+            let (start, end) = (image.start.max(places.start), image.end().min(places.end));
+            if start < end {
+                self.images.push(BatchImage {
+                    first_row: first_row + start - places.start,
+                    rows: end - start,
+                    features: Arc::clone(&image.features),
+                    first_token: start - image.start,
+                });
+            }
         }
     }
 

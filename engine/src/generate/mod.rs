@@ -1,6 +1,7 @@
 //! Generating text: sequences, the cache, steps, the choice of the next token and the end.
 
 mod batch;
+mod images;
 mod kv_cache;
 mod random;
 mod runner;
@@ -11,6 +12,7 @@ mod stop;
 
 pub(crate) use batch::Batch;
 pub use batch::{Logits, Work};
+pub use images::{ImageFeatures, PromptImage, find_images, place_images};
 pub use kv_cache::KvCache;
 pub use runner::{DEFAULT_CONTEXT, Runner, RunnerOptions};
 pub use sampler::{History, Sampler, log_probability};

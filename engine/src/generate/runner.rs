@@ -5,9 +5,11 @@ use std::sync::Arc;
 use cider_kernels::{Backend, DType};
 
 use super::batch::{Batch, Work};
+use super::images::ImageFeatures;
 use super::kv_cache::KvCache;
 use super::sequence::Sequence;
 use crate::error::{Error, Result};
+use crate::image::Patches;
 use crate::load::{Checkpoint, ModelConfig};
 use crate::models::{self, LoadOptions, Model, Progress};
 use crate::nn::{Arena, Sizes};
@@ -18,6 +20,8 @@ use crate::scheme::{Quantization, Scheme};
 pub struct RunnerOptions {
     /// The formats of the weights.
     pub quantization: Quantization,
+    /// The formats of the weights of the vision tower; floats if not given.
+    pub vision: Quantization,
     /// The type of activations and of the cache: bf16 or f32.
     pub dtype: DType,
     /// Tokens a sequence may have; the model's own limit, at most [`DEFAULT_CONTEXT`], if not given.
@@ -34,6 +38,7 @@ impl Default for RunnerOptions {
     fn default() -> Self {
         Self {
             quantization: Quantization::default(),
+            vision: Quantization::of(Scheme::None),
             dtype: DType::Bf16,
             context: None,
             cache_tokens: None,
@@ -77,6 +82,7 @@ impl Runner {
         let context = context(config, options)?;
         let load = LoadOptions {
             quantization: options.quantization,
+            vision: options.vision,
             positions: context,
             dtype,
         };
@@ -90,7 +96,7 @@ impl Runner {
         let cache = KvCache::new(config, dtype, cache_tokens)?;
         Ok(Self {
             arena: Arena::new(&*backend, config, sizes)?,
-            batch: Batch::with_capacity(rows, cache.free_blocks()),
+            batch: Batch::with_capacity(rows, cache.free_blocks(), config.rope_axes()),
             cache,
             rows,
             logits: options.logits,
@@ -161,6 +167,14 @@ impl Runner {
             item.sequence.computed += item.tokens;
         }
         Ok(())
+    }
+
+    /// The tokens of an image, for a model with a vision tower.
+    ///
+    /// # Errors
+    /// When the model has none, or the patches are not what it was made for.
+    pub fn encode(&self, image: &Patches) -> Result<ImageFeatures> {
+        self.model.encode(&*self.backend, image)
     }
 
     /// The logits of the `token`-th token of those asked for by the `work`-th work of the last step.

@@ -1,12 +1,21 @@
 //! The state of one request: its tokens, what is computed, where its keys and values are.
 
+use std::sync::Arc;
+
 use cider_kernels::Phase;
+
+use super::images::{self, PromptImage};
 
 /// A sequence of tokens, the first of which are the prompt.
 #[derive(Debug)]
 pub struct Sequence {
     tokens: Vec<u32>,
     prompt: usize,
+    images: Vec<PromptImage>,
+    /// Time, row and column of the prompt's tokens; empty without images.
+    positions: Vec<[u32; 3]>,
+    /// What a place behind the prompt's is moved by.
+    delta: i64,
     pub(crate) computed: usize,
     pub(super) blocks: Vec<u32>,
 }
@@ -28,8 +37,35 @@ impl Sequence {
         Self {
             tokens: all,
             prompt: prompt.min(tokens.len()),
+            images: Vec::new(),
+            positions: Vec::new(),
+            delta: 0,
             computed: 0,
             blocks,
+        }
+    }
+
+    /// The same sequence with images among the tokens of its prompt, in the order of their places.
+    #[must_use]
+    pub fn with_images(mut self, images: Vec<PromptImage>) -> Self {
+        self.set_images(images);
+        self
+    }
+
+    /// The images of the prompt.
+    #[must_use]
+    pub fn images(&self) -> &[PromptImage] {
+        &self.images
+    }
+
+    /// Time, row and column of the token at `place`: its place three times where there are no images before.
+    #[must_use]
+    pub fn position(&self, place: usize) -> [u32; 3] {
+        match self.positions.get(place) {
+            Some(position) => *position,
+            // Positions lag behind places and never fall below zero: an image is at least as many tokens as
+            // its longer side.
+            None => [(place as i64 + self.delta).max(0) as u32; 3],
         }
     }
 
@@ -72,15 +108,33 @@ impl Sequence {
         }
     }
 
-    /// Becomes the sequence of another prompt and keeps what both prompts begin with; tokens that were
-    /// generated before are computed again, as prompt tokens.
-    pub fn restart(&mut self, prompt: &[u32]) {
+    /// Becomes the sequence of another prompt and keeps what both prompts begin with, images compared by what
+    /// they are; tokens that were generated before are computed again, as prompt tokens.
+    pub fn restart(&mut self, prompt: &[u32], images: Vec<PromptImage>) {
         let old = &self.tokens[..self.prompt.min(self.computed)];
-        let same = old.iter().zip(prompt).take_while(|(a, b)| a == b).count();
+        let mut same = old.iter().zip(prompt).take_while(|(a, b)| a == b).count();
+        let pairs = self.images.iter().zip(&images);
+        let equal = |(a, b): &(&PromptImage, &PromptImage)| {
+            a.start == b.start && Arc::ptr_eq(&a.features, &b.features)
+        };
+        let kept = pairs.take_while(equal).count();
+        for images in [&self.images, &images] {
+            same = same.min(images.get(kept).map_or(same, |image| image.start));
+        }
         self.computed = same;
         self.tokens.clear();
         self.tokens.extend_from_slice(prompt);
         self.prompt = prompt.len();
+        self.set_images(images);
+    }
+
+    fn set_images(&mut self, images: Vec<PromptImage>) {
+        (self.positions, self.delta) = if images.is_empty() {
+            (Vec::new(), 0)
+        } else {
+            images::positions(self.prompt, &images)
+        };
+        self.images = images;
     }
 }
 
@@ -104,9 +158,9 @@ mod tests {
         let mut sequence = Sequence::new(&[1, 2, 3], 8);
         sequence.push(4);
         sequence.computed = 4;
-        sequence.restart(&[1, 2, 3, 4, 5]);
+        sequence.restart(&[1, 2, 3, 4, 5], Vec::new());
         assert_eq!((sequence.computed(), sequence.prompt().len()), (3, 5));
-        sequence.restart(&[1, 9]);
+        sequence.restart(&[1, 9], Vec::new());
         assert_eq!(sequence.computed(), 1);
     }
 }

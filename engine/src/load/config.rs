@@ -42,10 +42,65 @@ pub struct ModelConfig {
     pub biases: Biases,
     /// The token a text begins with.
     pub bos: Option<u32>,
+    /// Pairs of a head's elements that turn with time, row and column; `None` where there is one position.
+    pub sections: Option<[usize; 3]>,
+    /// The vision tower, of models that have one.
+    pub vision: Option<VisionConfig>,
     /// The tokens that end a text, by the model's configuration.
     pub eos: Vec<u32>,
     /// The dtype the configuration says its weights have; each tensor is read by its own.
     pub stored_dtype: Option<Encoding>,
+}
+
+/// Everything about a vision tower but its weights.
+#[derive(Clone, Debug, PartialEq)]
+pub struct VisionConfig {
+    /// Width of the tower.
+    pub hidden_size: usize,
+    /// Width of its MLPs.
+    pub intermediate_size: usize,
+    /// Number of blocks.
+    pub blocks: usize,
+    /// Heads of each block.
+    pub heads: usize,
+    /// Pixels along a side of a patch.
+    pub patch_size: usize,
+    /// Frames of a patch.
+    pub temporal_patch_size: usize,
+    /// Patches along a side of the square that becomes one token.
+    pub merge_size: usize,
+    /// Entries along a side of the square table of positions.
+    pub table_side: usize,
+    /// The base of the rotary embedding.
+    pub rope_base: f64,
+    /// The blocks after which features are taken out for the decoder's first layers.
+    pub deepstack: Vec<usize>,
+    /// The token that stands for one merged patch of an image.
+    pub image_token: u32,
+    /// The token in front of an image.
+    pub start_token: u32,
+    /// The token behind an image.
+    pub end_token: u32,
+}
+
+impl VisionConfig {
+    /// Values of a patch: three channels.
+    #[must_use]
+    pub fn patch_values(&self) -> usize {
+        3 * self.temporal_patch_size * self.patch_size * self.patch_size
+    }
+
+    /// Width of a head.
+    #[must_use]
+    pub fn head_size(&self) -> usize {
+        self.hidden_size / self.heads
+    }
+
+    /// Width of the patches that become one token, side by side.
+    #[must_use]
+    pub fn merged_size(&self) -> usize {
+        self.hidden_size * self.merge_size * self.merge_size
+    }
 }
 
 /// The families of models; one forward pass each.
@@ -57,6 +112,8 @@ pub enum Architecture {
     Qwen2,
     /// Qwen3.
     Qwen3,
+    /// Qwen3-VL: Qwen3 with a vision tower.
+    Qwen3Vl,
 }
 
 /// Which linears of a layer have a bias.
@@ -71,6 +128,21 @@ pub struct Biases {
 }
 
 impl ModelConfig {
+    /// The axis of positions (time, row, column) that each pair of a head's elements turns with: dealt out in
+    /// turn while a section lasts, time for the rest. Empty where there is one axis.
+    #[must_use]
+    pub fn rope_axes(&self) -> Vec<u8> {
+        let Some([_, rows, columns]) = self.sections else {
+            return Vec::new();
+        };
+        let axis = |pair: usize| match pair % 3 {
+            1 if pair < 3 * rows => 1,
+            2 if pair < 3 * columns => 2,
+            _ => 0,
+        };
+        (0..self.head_size / 2).map(axis).collect()
+    }
+
     /// What no single key can be checked for: the keys together.
     pub(super) fn check(&self, path: &Path) -> Result<()> {
         let (heads, kv_heads, head_size) = (self.heads, self.kv_heads, self.head_size);
@@ -111,7 +183,7 @@ impl ModelConfig {
 
 impl Architecture {
     /// The families, for messages.
-    pub(super) const KNOWN: &'static str = "llama, mistral, qwen2, qwen3";
+    pub(super) const KNOWN: &'static str = "llama, mistral, qwen2, qwen3, qwen3_vl";
 
     /// The families, as GGUF files call them.
     pub(super) const IN_GGUF: &'static str = "llama, qwen2, qwen3";
@@ -123,6 +195,7 @@ impl Architecture {
             Self::Llama => "llama",
             Self::Qwen2 => "qwen2",
             Self::Qwen3 => "qwen3",
+            Self::Qwen3Vl => "qwen3_vl",
         }
     }
 }

@@ -8,6 +8,7 @@ use super::config::{Architecture, Biases, MAX_LAYERS, MAX_SIZE, ModelConfig};
 use super::json::Keys;
 use super::rope_json;
 use super::tensor::Encoding;
+use super::vision_json;
 use crate::error::{Error, Result};
 
 /// Reads the configuration in `object`, which is the content of `path`. Keys of a `text_config`
@@ -37,8 +38,13 @@ pub(super) fn read(path: &Path, object: &Map<String, Value>) -> Result<ModelConf
         rope,
         tied: tied(&keys)?,
         window: windows(&keys, family, layers)?,
-        qk_norm: family.architecture == Architecture::Qwen3,
+        qk_norm: matches!(
+            family.architecture,
+            Architecture::Qwen3 | Architecture::Qwen3Vl
+        ),
         biases: biases(&keys, family)?,
+        sections: vision_json::sections(&keys, family.architecture, head_size)?,
+        vision: vision_json::read(&top, family.architecture)?,
         bos: keys
             .token_ids("bos_token_id")?
             .and_then(|ids| ids.first().copied()),
@@ -180,7 +186,7 @@ fn biases(keys: &Keys<'_>, family: Family) -> Result<Biases> {
             output: false,
             mlp: false,
         },
-        Architecture::Qwen3 => Biases {
+        Architecture::Qwen3 | Architecture::Qwen3Vl => Biases {
             qkv: attention,
             output: attention,
             mlp: false,
@@ -272,7 +278,7 @@ const MISTRAL_WINDOW: usize = 4096;
 const QWEN_FULL_LAYERS: usize = 28;
 
 /// The known configurations.
-const FAMILIES: [Family; 4] = [
+const FAMILIES: [Family; 5] = [
     Family {
         class: "LlamaForCausalLM",
         model_type: "llama",
@@ -296,5 +302,11 @@ const FAMILIES: [Family; 4] = [
         model_type: "qwen3",
         architecture: Architecture::Qwen3,
         window: WindowRule::Flag,
+    },
+    Family {
+        class: "Qwen3VLForConditionalGeneration",
+        model_type: "qwen3_vl",
+        architecture: Architecture::Qwen3Vl,
+        window: WindowRule::Never,
     },
 ];

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use super::config::ModelConfig;
+use super::config::{ModelConfig, VisionConfig};
 use super::names::{EMBEDDING, HEAD};
 use super::tensor::TensorMap;
 use crate::error::{Error, Result};
@@ -85,10 +85,54 @@ fn expected(config: &ModelConfig) -> Vec<(String, Vec<usize>)> {
         }
     }
     expected.push(("model.norm.weight".to_owned(), vec![hidden]));
+    if let Some(vision) = &config.vision {
+        expected.extend(vision_parts(vision, hidden));
+    }
     if !config.tied {
         expected.push((HEAD.to_owned(), vec![vocab, hidden]));
     }
     expected
+}
+
+/// The tensors of a vision tower whose tokens are `out` wide.
+fn vision_parts(vision: &VisionConfig, out: usize) -> Vec<(String, Vec<usize>)> {
+    let (hidden, inner, merged) = (
+        vision.hidden_size,
+        vision.intermediate_size,
+        vision.merged_size(),
+    );
+    let (frames, side) = (vision.temporal_patch_size, vision.patch_size);
+    let mut parts = Vec::new();
+    let mut part = |name: String, shape: &[usize]| {
+        parts.push((format!("visual.{name}.weight"), shape.to_vec()));
+        parts.push((format!("visual.{name}.bias"), vec![shape[0]]));
+    };
+    part(
+        "patch_embed.proj".to_owned(),
+        &[hidden, 3, frames, side, side],
+    );
+    for block in 0..vision.blocks {
+        for (name, shape) in [
+            ("norm1", &[hidden][..]),
+            ("norm2", &[hidden]),
+            ("attn.qkv", &[3 * hidden, hidden]),
+            ("attn.proj", &[hidden, hidden]),
+            ("mlp.linear_fc1", &[inner, hidden]),
+            ("mlp.linear_fc2", &[hidden, inner]),
+        ] {
+            part(format!("blocks.{block}.{name}"), shape);
+        }
+    }
+    let stacked =
+        (0..vision.deepstack.len()).map(|i| (format!("deepstack_merger_list.{i}"), merged));
+    for (merger, norm) in stacked.chain([("merger".to_owned(), hidden)]) {
+        part(format!("{merger}.norm"), &[norm]);
+        part(format!("{merger}.linear_fc1"), &[merged, merged]);
+        part(format!("{merger}.linear_fc2"), &[out, merged]);
+    }
+    let entries = vision.table_side * vision.table_side;
+    parts.push(("visual.pos_embed.weight".to_owned(), vec![entries, hidden]));
+    parts
 }
 
 fn layer_parts(config: &ModelConfig) -> Vec<(String, Vec<usize>)> {

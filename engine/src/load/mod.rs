@@ -17,6 +17,7 @@ mod rope_json;
 pub mod safetensors;
 mod sniff;
 mod tensor;
+mod vision_json;
 
 use std::path::{Path, PathBuf};
 
@@ -24,7 +25,7 @@ use self::gguf::{Gguf, Metadata};
 use self::sniff::Kind;
 use crate::error::Result;
 
-pub use config::{Architecture, Biases, ModelConfig};
+pub use config::{Architecture, Biases, ModelConfig, VisionConfig};
 pub use generation::GenerationConfig;
 pub use tensor::{Encoding, TensorMap, TensorSource};
 

@@ -8,6 +8,9 @@ pub(super) fn canonical(name: &str) -> String {
     let inner = name
         .strip_prefix("model.language_model.")
         .map(|rest| format!("model.{rest}"));
+    if let Some(rest) = name.strip_prefix("model.visual.") {
+        return format!("visual.{rest}");
+    }
     let name = match inner {
         Some(name) => Cow::Owned(name),
         None => Cow::Borrowed(name.strip_prefix("language_model.").unwrap_or(name)),

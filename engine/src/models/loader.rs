@@ -5,13 +5,15 @@ use cider_kernels::{Activations, Backend, DType, Format, RowSource, Weights};
 use crate::error::{Error, Result};
 use crate::load::{Checkpoint, Encoding, ModelConfig, TensorSource};
 use crate::nn::Linear;
-use crate::scheme::Quantization;
+use crate::scheme::{Quantization, Scheme};
 
 /// How a model is loaded.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LoadOptions {
     /// The formats of its weights.
     pub quantization: Quantization,
+    /// The formats of the vision tower's weights.
+    pub vision: Quantization,
     /// Positions to make tables for: the context.
     pub positions: usize,
     /// The type of activations: bf16 or f32. Floats that a file has packed become this type too.
@@ -22,6 +24,7 @@ impl Default for LoadOptions {
     fn default() -> Self {
         Self {
             quantization: Quantization::default(),
+            vision: Quantization::of(Scheme::None),
             positions: 8192,
             dtype: DType::Bf16,
         }
@@ -128,6 +131,65 @@ impl<'a> Loader<'a> {
             weights,
             quantization.scheme.prompt_activations(),
         ))
+    }
+
+    /// A linear layer of the vision tower; a kernel of a convolution without overlap is one too.
+    pub(crate) fn vision_linear(&mut self, name: &str, n: usize, k: usize) -> Result<Linear> {
+        let (weight, bias) = (format!("{name}.weight"), format!("{name}.bias"));
+        let source = self.vision_source(&weight, n, k)?;
+        let plan = self.options.vision;
+        let format = plan.linear_format(self.float_type(&source));
+        let mut weights = self.weights(&weight, format, n, k)?;
+        // A kernel's row is several rows of the file.
+        let (cols, parts) = (source.cols(), k / source.cols());
+        let read = |row: usize, out: &mut [f32]| {
+            for (part, out) in out.chunks_exact_mut(cols).enumerate() {
+                source.read_row(row * parts + part, out);
+            }
+        };
+        if self.contents {
+            let clip_percentile = plan.clip_percentile;
+            let rows = RowSource::Floats {
+                read: &read,
+                clip_percentile,
+            };
+            let filled = self.backend.fill_weights(&mut weights, 0, n, rows);
+            filled.map_err(|error| self.refused(&weight, &error))?;
+            self.advance(source.nbytes());
+        }
+        let values = self.vector(&bias, n)?;
+        self.backend.set_bias(&mut weights, 0, &values)?;
+        Ok(Linear::new(weights, plan.scheme.prompt_activations()))
+    }
+
+    /// A matrix of floats that stays on the host.
+    pub(crate) fn matrix(&mut self, name: &str, n: usize, k: usize) -> Result<Vec<f32>> {
+        let source = self.checkpoint.tensors.require(name, &[n, k])?;
+        self.advance(source.nbytes());
+        Ok(if self.contents {
+            source.read_all()
+        } else {
+            vec![0.0; n * k]
+        })
+    }
+
+    /// The type of activations.
+    pub(crate) fn dtype(&self) -> DType {
+        self.options.dtype
+    }
+
+    /// A tensor of `n` rows with `k` values in all of their dimensions.
+    fn vision_source(&self, name: &str, n: usize, k: usize) -> Result<TensorSource<'a>> {
+        let tensors = &self.checkpoint.tensors;
+        let source = tensors
+            .get(name)
+            .ok_or_else(|| Error::tensor(tensors.path(), name, "missing"))?;
+        let shape = source.shape();
+        if shape.first() != Some(&n) || shape.iter().product::<usize>() != n * k {
+            let what = format!("expected {n} rows of {k} values, found shape {shape:?}");
+            return Err(Error::tensor(tensors.path(), name, what));
+        }
+        Ok(source)
     }
 
     /// A table of rows: the head, or an embedding that is one too. Its products take float activations.

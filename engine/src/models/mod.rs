@@ -1,15 +1,18 @@
 //! The models: each one file that reads like its paper.
 
 mod loader;
+mod qwen3_vl;
 mod transformer;
 
 use std::fmt::Debug;
 
 use cider_kernels::{Backend, Format, KvLayer};
 
+use self::qwen3_vl::Qwen3Vl;
 use self::transformer::Transformer;
-use crate::error::Result;
-use crate::generate::Batch;
+use crate::error::{Error, Result};
+use crate::generate::{Batch, ImageFeatures};
+use crate::image::Patches;
 use crate::load::{Architecture, Checkpoint, ModelConfig};
 use crate::nn::{Arena, Linear};
 
@@ -20,6 +23,11 @@ pub use loader::{LoadOptions, Progress};
 pub(crate) trait Model: Debug + Send + Sync {
     /// Its shape.
     fn config(&self) -> &ModelConfig;
+
+    /// The tokens of an image.
+    fn encode(&self, _backend: &dyn Backend, _image: &Patches) -> Result<ImageFeatures> {
+        Err(Error::Request("the model has no vision input".into()))
+    }
 
     /// Runs a batch; the logits of the rows that ask for them are left in the arena.
     fn forward(
@@ -93,5 +101,9 @@ fn assemble(loader: Loader<'_>) -> Result<Box<dyn Model>> {
         Architecture::Llama | Architecture::Qwen2 | Architecture::Qwen3 => {
             Ok(Box::new(Transformer::load(loader)?))
         }
+        Architecture::Qwen3Vl => match &loader.config().vision {
+            Some(vision) => Ok(Box::new(Qwen3Vl::load(loader, vision)?)),
+            None => Ok(Box::new(Transformer::load(loader)?)),
+        },
     }
 }

@@ -99,9 +99,21 @@ impl Model for Transformer {
         let rows = 0..context.rows().all;
         let hidden = arena.hidden.view_mut().row_range(rows);
         backend.embedding(self.embedding.weights(), batch.ids(), hidden)?;
-        for (layer, cache) in self.layers.iter().zip(cache) {
+        for image in batch.images() {
+            let rows = image.first_row..image.first_row + image.rows;
+            let tokens = image.part(&image.features.tokens);
+            backend.copy(tokens, arena.hidden.view_mut().row_range(rows))?;
+        }
+        for (i, (layer, cache)) in self.layers.iter().zip(cache).enumerate() {
             layer.attention(context, &self.config, &self.rope, cache, arena)?;
             layer.mlp(context, &self.config, arena)?;
+            for image in batch.images() {
+                let rows = image.first_row..image.first_row + image.rows;
+                if let Some(level) = image.features.levels.get(i) {
+                    let hidden = arena.hidden.view_mut().row_range(rows);
+                    backend.add(hidden, image.part(level))?;
+                }
+            }
         }
         self.logits(context, arena)
     }

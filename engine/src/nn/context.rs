@@ -70,7 +70,7 @@ impl Context<'_> {
             x,
             head_size,
             positions,
-            axes: &[],
+            axes: self.batch.axes(),
             table,
         })?)
     }

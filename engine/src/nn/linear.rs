@@ -88,6 +88,26 @@ impl Linear {
         Ok(())
     }
 
+    /// Runs rows that are all prompt rows, as a vision tower's are.
+    pub(crate) fn prompt_rows(
+        &self,
+        backend: &dyn Backend,
+        x: TensorRef<'_>,
+        out: TensorMut<'_>,
+    ) -> Result<()> {
+        if self.prompt == Activations::Float {
+            return self.rows(backend, x, out);
+        }
+        let mut quantized = backend.quantized_rows(x.rows(), x.cols())?;
+        backend.quantize(x, &mut quantized)?;
+        let (input, weights) = (LinearInput::Int8(&quantized), &self.weights);
+        Ok(backend.linear(LinearArgs {
+            input,
+            weights,
+            out,
+        })?)
+    }
+
     /// Runs float rows, whatever their phase: for the head.
     pub(crate) fn rows(
         &self,

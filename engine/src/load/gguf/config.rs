@@ -47,6 +47,8 @@ pub(in crate::load) fn model_config(gguf: &mut Gguf) -> Result<ModelConfig> {
         tied: !gguf.tensors.contains(HEAD),
         window: vec![window(&keys, architecture)?; layers],
         qk_norm: architecture == Architecture::Qwen3,
+        sections: None,
+        vision: None,
         biases: biases(&gguf.tensors, architecture),
         bos: keys.token("tokenizer.ggml.bos_token_id")?,
         eos: end_tokens(&keys)?,
@@ -212,7 +214,7 @@ fn rope_scaling(keys: &ArchitectureKeys<'_>, max_positions: usize) -> Result<Rop
 fn window(keys: &ArchitectureKeys<'_>, architecture: Architecture) -> Result<Option<usize>> {
     match architecture {
         Architecture::Llama => keys.whole(&keys.key("attention.sliding_window")),
-        Architecture::Qwen2 | Architecture::Qwen3 => Ok(None),
+        Architecture::Qwen2 | Architecture::Qwen3 | Architecture::Qwen3Vl => Ok(None),
     }
     .map(|window| window.filter(|&window| window > 0))
 }

@@ -1,0 +1,119 @@
+//! Pictures for a model that sees: read, cut, encoded once, and remembered.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::error::{Error, Result};
+use crate::generate::{ImageFeatures, Runner};
+use crate::image::{ImageDigest, ImageProcessor, PixelBudget, RgbImage};
+use crate::load::{Checkpoint, VisionConfig};
+
+/// What turns pictures into tokens.
+#[derive(Debug)]
+pub struct VisionSide {
+    config: VisionConfig,
+    processor: ImageProcessor,
+    /// Features of the last pictures, the latest last.
+    cache: VecDeque<(ImageDigest, Arc<ImageFeatures>)>,
+    cached_bytes: usize,
+}
+
+/// What a picture cost.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct ImageTimes {
+    /// Resizing and cutting.
+    pub preprocess: Duration,
+    /// The vision tower.
+    pub encode: Duration,
+}
+
+impl VisionSide {
+    /// The vision side of a checkpoint, if its model sees.
+    pub(super) fn open(checkpoint: &Checkpoint) -> Result<Option<Self>> {
+        let Some(config) = checkpoint.config.vision.clone() else {
+            return Ok(None);
+        };
+        let processor = ImageProcessor::open(&checkpoint.path)?;
+        for (what, file, model) in [
+            ("patch_size", processor.patch_size(), config.patch_size),
+            ("merge_size", processor.merge_size(), config.merge_size),
+            (
+                "temporal_patch_size",
+                processor.temporal_patch_size(),
+                config.temporal_patch_size,
+            ),
+        ] {
+            if file != model {
+                let what = format!("{what} of the processor is {file}, of the model {model}");
+                return Err(Error::file(&checkpoint.path, what));
+            }
+        }
+        Ok(Some(Self {
+            config,
+            processor,
+            cache: VecDeque::new(),
+            cached_bytes: 0,
+        }))
+    }
+
+    /// The tower's shape and its tokens.
+    #[must_use]
+    pub fn config(&self) -> &VisionConfig {
+        &self.config
+    }
+
+    /// How pictures are resized and cut.
+    #[must_use]
+    pub fn processor(&self) -> &ImageProcessor {
+        &self.processor
+    }
+
+    /// Bounds on the pixels of all pictures from now on.
+    ///
+    /// # Errors
+    /// When they contradict each other.
+    pub fn set_budget(&mut self, budget: PixelBudget) -> Result<()> {
+        self.processor = self.processor.with_budget(budget)?;
+        Ok(())
+    }
+
+    /// The tokens of a picture; those of the last ones are remembered.
+    pub(super) fn encode(
+        &mut self,
+        runner: &Runner,
+        image: &RgbImage,
+        times: &mut ImageTimes,
+    ) -> Result<Arc<ImageFeatures>> {
+        let started = Instant::now();
+        let digest = self.processor.digest(image);
+        if let Some(at) = self.cache.iter().position(|(known, _)| *known == digest)
+            && let Some(entry) = self.cache.remove(at)
+        {
+            let features = Arc::clone(&entry.1);
+            self.cache.push_back(entry);
+            times.preprocess += started.elapsed();
+            return Ok(features);
+        }
+        let patches = self.processor.patches(image);
+        times.preprocess += started.elapsed();
+        let started = Instant::now();
+        let features = Arc::new(runner.encode(&patches)?);
+        times.encode += started.elapsed();
+        self.remember(digest, &features);
+        Ok(features)
+    }
+
+    fn remember(&mut self, digest: ImageDigest, features: &Arc<ImageFeatures>) {
+        self.cached_bytes += features.bytes();
+        self.cache.push_back((digest, Arc::clone(features)));
+        while self.cached_bytes > CACHE_BYTES && self.cache.len() > 1 {
+            if let Some((_, oldest)) = self.cache.pop_front() {
+                self.cached_bytes -= oldest.bytes();
+            }
+        }
+    }
+}
+
+/// Features that are remembered, the latest picture's in any case: some thirty screenshots of a 2B model.
+const CACHE_BYTES: usize = 256 << 20;

@@ -1,0 +1,127 @@
+//! The vision tower of a `config.json`, and how its decoder turns heads by three positions.
+
+use super::config::{Architecture, MAX_LAYERS, MAX_SIZE, VisionConfig};
+use super::json::Keys;
+use crate::error::Result;
+
+/// The pairs of a head's elements that turn with time, row and column.
+pub(super) fn sections(
+    keys: &Keys<'_>,
+    architecture: Architecture,
+    head_size: usize,
+) -> Result<Option<[usize; 3]>> {
+    if architecture != Architecture::Qwen3Vl {
+        return Ok(None);
+    }
+    let mut sections = DEFAULT_SECTIONS;
+    for name in ["rope_parameters", "rope_scaling"] {
+        let Some(inner) = keys.inside(name)? else {
+            continue;
+        };
+        if inner.flag("mrope_interleaved")? == Some(false) {
+            let what = "expected true: sections one after the other are not supported";
+            return Err(inner.error("mrope_interleaved", what));
+        }
+        if let Some(list) = inner.list("mrope_section")? {
+            let sizes: Vec<usize> = list
+                .iter()
+                .filter_map(|size| usize::try_from(size.as_u64()?).ok())
+                .collect();
+            sections = <[usize; 3]>::try_from(sizes)
+                .map_err(|_| inner.error("mrope_section", "expected three whole numbers"))?;
+        }
+        let pairs = head_size / 2;
+        if sections.iter().any(|&size| size > pairs) || sections.iter().sum::<usize>() != pairs {
+            let what = format!("{sections:?} are not the {pairs} pairs of a head of {head_size}");
+            return Err(inner.error("mrope_section", what));
+        }
+        break;
+    }
+    Ok(Some(sections))
+}
+
+/// The vision tower.
+pub(super) fn read(top: &Keys<'_>, architecture: Architecture) -> Result<Option<VisionConfig>> {
+    if architecture != Architecture::Qwen3Vl {
+        return Ok(None);
+    }
+    let Some(keys) = top.inside("vision_config")? else {
+        return Err(top.missing("vision_config"));
+    };
+    let rope = keys.inside("rope_parameters")?;
+    let base = rope
+        .map(|rope| rope.positive("rope_theta"))
+        .transpose()?
+        .flatten();
+    let entries = keys.required_size("num_position_embeddings", MAX_SIZE)?;
+    let blocks = keys.required_size("depth", MAX_LAYERS)?;
+    let config = VisionConfig {
+        hidden_size: keys.required_size("hidden_size", MAX_SIZE)?,
+        intermediate_size: keys.required_size("intermediate_size", MAX_SIZE)?,
+        blocks,
+        heads: keys.required_size("num_heads", MAX_SIZE)?,
+        patch_size: keys.required_size("patch_size", MAX_PATCH)?,
+        temporal_patch_size: keys.required_size("temporal_patch_size", MAX_PATCH)?,
+        merge_size: keys.required_size("spatial_merge_size", MAX_PATCH)?,
+        table_side: entries.isqrt(),
+        rope_base: base.unwrap_or(10_000.0),
+        deepstack: deepstack(&keys, blocks)?,
+        image_token: token(top, "image_token_id")?,
+        start_token: token(top, "vision_start_token_id")?,
+        end_token: token(top, "vision_end_token_id")?,
+    };
+    check(&keys, &config, entries)?;
+    Ok(Some(config))
+}
+
+fn deepstack(keys: &Keys<'_>, blocks: usize) -> Result<Vec<usize>> {
+    let key = "deepstack_visual_indexes";
+    let mut indexes = Vec::new();
+    for value in keys.list(key)?.unwrap_or_default() {
+        let index = value.as_u64().and_then(|index| usize::try_from(index).ok());
+        match index
+            .filter(|&index| index < blocks && indexes.last().is_none_or(|&last| last < index))
+        {
+            Some(index) => indexes.push(index),
+            None => {
+                let what =
+                    format!("expected ascending numbers below {blocks} (depth), found {value}");
+                return Err(keys.error(key, what));
+            }
+        }
+    }
+    Ok(indexes)
+}
+
+fn token(keys: &Keys<'_>, key: &str) -> Result<u32> {
+    let ids = keys.token_ids(key)?.unwrap_or_default();
+    ids.first().copied().ok_or_else(|| keys.missing(key))
+}
+
+/// What no single key can be checked for.
+fn check(keys: &Keys<'_>, config: &VisionConfig, entries: usize) -> Result<()> {
+    if config.table_side * config.table_side != entries {
+        let what = format!("expected a square, found {entries}");
+        return Err(keys.error("num_position_embeddings", what));
+    }
+    let (hidden, heads) = (config.hidden_size, config.heads);
+    if !hidden.is_multiple_of(heads) || !(hidden / heads).is_multiple_of(4) {
+        let what = format!("{heads} heads of {hidden} do not have a multiple of 4 elements");
+        return Err(keys.error("num_heads", what));
+    }
+    for (key, expected) in [("hidden_act", "gelu_pytorch_tanh")] {
+        if let Some(found) = keys.text(key)?.filter(|&found| found != expected) {
+            return Err(keys.error(key, format!("expected {expected:?}, found {found:?}")));
+        }
+    }
+    match keys.size("in_channels", MAX_PATCH)? {
+        None | Some(3) => Ok(()),
+        Some(channels) => Err(keys.error("in_channels", format!("expected 3, found {channels}"))),
+    }
+}
+
+/// The family's sections, where the configuration does not name them.
+const DEFAULT_SECTIONS: [usize; 3] = [24, 20, 20];
+
+/// The largest patch, in pixels, frames or merged patches, that is believed.
+const MAX_PATCH: usize = 64;
