@@ -86,6 +86,7 @@ fn main() {
                 let backend = Arc::new(CpuBackend::new(isa, threads).unwrap());
                 let options = RunnerOptions {
                     quantization,
+                    vision: Quantization::of(Scheme::None),
                     dtype,
                     context: Some(512),
                     cache_tokens: Some(1536),
