@@ -10,7 +10,7 @@
 use super::rgb::{ImageSize, RgbImage};
 
 /// `image` resized to `size`.
-#[must_use] 
+#[must_use]
 pub fn resize_bicubic(image: &RgbImage, size: ImageSize) -> RgbImage {
     let from = image.size();
     let rows;

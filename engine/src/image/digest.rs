@@ -41,7 +41,7 @@ impl ImageDigest {
     }
 
     /// The 32 bytes of the hash.
-    #[must_use] 
+    #[must_use]
     pub fn as_bytes(&self) -> &[u8; 32] {
         &self.0
     }

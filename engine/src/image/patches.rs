@@ -15,7 +15,7 @@ pub struct Patches {
 
 impl Patches {
     /// Patches, which are rows of [`Self::pixel_values`].
-    #[must_use] 
+    #[must_use]
     pub fn rows(&self) -> usize {
         self.grid_thw.iter().product()
     }

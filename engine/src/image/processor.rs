@@ -70,7 +70,7 @@ impl ImageProcessor {
     /// factor, halves to even; then shrunk or grown, keeping its shape, into the bounds on pixels.
     ///
     /// A side is at least one factor.
-    #[must_use] 
+    #[must_use]
     pub fn resized(&self, size: ImageSize) -> ImageSize {
         let factor = self.factor() as f64;
         let (height, width) = (size.height.max(1) as f64, size.width.max(1) as f64);
@@ -95,7 +95,7 @@ impl ImageProcessor {
     }
 
     /// Patches along time, height and width of an image of `size`.
-    #[must_use] 
+    #[must_use]
     pub fn grid_thw(&self, size: ImageSize) -> [usize; 3] {
         let resized = self.resized(size);
         [
@@ -106,14 +106,14 @@ impl ImageProcessor {
     }
 
     /// Tokens that an image of `size` takes in a prompt.
-    #[must_use] 
+    #[must_use]
     pub fn tokens(&self, size: ImageSize) -> usize {
         let resized = self.resized(size);
         (resized.height / self.factor()) * (resized.width / self.factor())
     }
 
     /// Resizes and cuts `image`.
-    #[must_use] 
+    #[must_use]
     pub fn patches(&self, image: &RgbImage) -> Patches {
         let size = self.resized(image.size());
         if size == image.size() {
@@ -123,38 +123,38 @@ impl ImageProcessor {
     }
 
     /// What tells the patches of `image` from all others, without making them.
-    #[must_use] 
+    #[must_use]
     pub fn digest(&self, image: &RgbImage) -> ImageDigest {
         let size = self.resized(image.size());
         ImageDigest::new(image, size, self.shape, &self.levels)
     }
 
     /// Pixels along a side of the square that becomes one token.
-    #[must_use] 
+    #[must_use]
     pub fn factor(&self) -> usize {
         self.shape.factor()
     }
 
     /// Pixels along a side of a patch.
-    #[must_use] 
+    #[must_use]
     pub fn patch_size(&self) -> usize {
         self.shape.side
     }
 
     /// Patches along a side of the square that becomes one token.
-    #[must_use] 
+    #[must_use]
     pub fn merge_size(&self) -> usize {
         self.shape.merge
     }
 
     /// Frames of a patch.
-    #[must_use] 
+    #[must_use]
     pub fn temporal_patch_size(&self) -> usize {
         self.shape.frames
     }
 
     /// The bounds on the pixels of a resized image.
-    #[must_use] 
+    #[must_use]
     pub fn pixel_bounds(&self) -> (u64, u64) {
         (self.min_pixels, self.max_pixels)
     }

@@ -14,13 +14,13 @@ pub struct ImageSize {
 
 impl ImageSize {
     /// A size of `height` rows and `width` columns.
-    #[must_use] 
+    #[must_use]
     pub const fn new(height: usize, width: usize) -> Self {
         Self { height, width }
     }
 
     /// Height times width.
-    #[must_use] 
+    #[must_use]
     pub const fn pixels(self) -> u64 {
         (self.height as u64).saturating_mul(self.width as u64)
     }
@@ -75,13 +75,13 @@ impl RgbImage {
     }
 
     /// Height and width.
-    #[must_use] 
+    #[must_use]
     pub fn size(&self) -> ImageSize {
         self.size
     }
 
     /// Red, green and blue of each pixel, row by row.
-    #[must_use] 
+    #[must_use]
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }

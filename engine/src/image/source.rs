@@ -58,7 +58,7 @@ impl ImageSource {
     }
 
     /// What messages call it.
-    #[must_use] 
+    #[must_use]
     pub fn name(&self) -> String {
         match self {
             Self::Bytes { name, .. } => name.clone(),
