@@ -8,11 +8,12 @@ use cider::generate::Runner;
 use cider::load::Checkpoint;
 use cider::{Backend, DType, Isa, Quantization, Scheme};
 use cider_kernels::ReferenceBackend;
+use serde_json::json;
 
 use crate::recipe::Tensor;
 use crate::support::{
-    Arrays, Folder, Running, Text, alone, assert_same, best, cpu, f_tiny, isas, load, plan,
-    random_ids, step, testdata,
+    Arrays, Folder, Running, Text, alone, assert_same, best, cpu, distance, f_tiny, isas, load,
+    plan, random_ids, step, testdata,
 };
 
 /// Every scheme with every group size that changes anything.
@@ -149,6 +150,38 @@ fn the_reference_backend_gives_the_bits_of_every_instruction_set() {
                 let found = Lone::of(&mut load(&checkpoint, cpu(isa, 1), plan, dtype), ids);
                 assert_same(&found.prompt, &expected.prompt, &what);
                 assert_same(&found.generated, &expected.generated, &what);
+            }
+        }
+    }
+}
+
+/// The phase decides, never the number of rows: in a model of one layer with a window of 8, generated tokens that
+/// see no prompt token have the bits of the scheme with float activations, however many are computed at once;
+/// prompt tokens have others.
+#[test]
+fn generated_tokens_meet_float_activations() {
+    let change = json!({"num_hidden_layers": 1, "use_sliding_window": true, "sliding_window": 8,
+        "max_window_layers": 0});
+    let folder = Folder::with_config(f_tiny(), &change);
+    let ids = random_ids(22, 40, 500);
+    for (integers, floats) in [(Scheme::W8A8, Scheme::W8A16), (Scheme::W4A8, Scheme::W4A16)] {
+        for (dtype, isa) in DTYPES
+            .into_iter()
+            .flat_map(|dtype| isas().into_iter().map(move |isa| (dtype, isa)))
+        {
+            let run = |scheme, prompt, chunk| {
+                let mut runner = load(&folder.open(), cpu(isa, 2), Quantization::of(scheme), dtype);
+                let text = Text::generated_from(&ids, prompt).in_chunks(chunk);
+                alone(&mut runner, text).split_off(20 * 512)
+            };
+            let expected = run(floats, 13, 40);
+            for chunk in [1, 5, 40] {
+                assert_same(
+                    &run(integers, 13, chunk),
+                    &expected,
+                    &format!("{isa} {integers} {dtype}"),
+                );
+                assert!(distance(&run(integers, 40, chunk), &expected) > 1e-3);
             }
         }
     }
