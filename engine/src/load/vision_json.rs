@@ -76,19 +76,15 @@ pub(super) fn read(top: &Keys<'_>, architecture: Architecture) -> Result<Option<
 
 fn deepstack(keys: &Keys<'_>, blocks: usize) -> Result<Vec<usize>> {
     let key = "deepstack_visual_indexes";
-    let mut indexes = Vec::new();
+    let mut indexes: Vec<usize> = Vec::new();
     for value in keys.list(key)?.unwrap_or_default() {
         let index = value.as_u64().and_then(|index| usize::try_from(index).ok());
-        match index
-            .filter(|&index| index < blocks && indexes.last().is_none_or(|&last| last < index))
-        {
-            Some(index) => indexes.push(index),
-            None => {
-                let what =
-                    format!("expected ascending numbers below {blocks} (depth), found {value}");
-                return Err(keys.error(key, what));
-            }
-        }
+        let follows = |&index: &usize| indexes.last().is_none_or(|&last| last < index);
+        let Some(index) = index.filter(|&index| index < blocks).filter(follows) else {
+            let what = format!("expected ascending numbers below {blocks} (depth), found {value}");
+            return Err(keys.error(key, what));
+        };
+        indexes.push(index);
     }
     Ok(indexes)
 }

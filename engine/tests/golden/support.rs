@@ -198,6 +198,7 @@ pub(crate) fn plan_named(name: &str) -> Quantization {
 pub(crate) fn options(quantization: Quantization, dtype: DType) -> RunnerOptions {
     RunnerOptions {
         quantization,
+        vision: Quantization::of(Scheme::None),
         dtype,
         context: Some(256),
         cache_tokens: Some(1024),
