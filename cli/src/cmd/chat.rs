@@ -1,32 +1,27 @@
 //! The chat of `cider run` on a terminal: a line is a message.
 
 use std::io::{self, BufRead as _, ErrorKind, Write as _};
-use std::path::Path;
 
 use anyhow::{Context as _, Result};
 use cider::text::{Message, Role};
 
-use super::report::Report;
-use super::run::{chat_tokens, generate, opening};
-use crate::args::RunArgs;
-use crate::console;
+use super::run::Session;
 use crate::failure;
-use crate::model::Opened;
 
 /// Chats until the person ends it.
-pub(super) fn run(path: &Path, args: &RunArgs, quiet: bool, opened: &mut Opened) -> Result<()> {
-    let mut messages = opening(args);
+pub(super) fn run(session: &mut Session<'_>) -> Result<()> {
+    let mut messages = session.opening();
     note(HELP);
     while let Some(line) = read_line()? {
         match line.trim() {
             "" => {}
-            "/clear" => messages = opening(args),
+            "/clear" => messages = session.opening(),
             "/exit" => break,
             "/help" => note(HELP),
             command if is_command(command) => note(&format!("{command} is not known; {HELP}")),
             _ => {
                 messages.push(Message::new(Role::User, line));
-                match turn(path, args, quiet, opened, &messages) {
+                match session.reply(&messages) {
                     Ok(answer) => messages.push(Message::new(Role::Assistant, answer)),
                     Err(error) if error.is::<cider::Error>() => {
                         // The conversation goes on as if the message had not been sent.
@@ -39,21 +34,6 @@ pub(super) fn run(path: &Path, args: &RunArgs, quiet: bool, opened: &mut Opened)
         }
     }
     Ok(())
-}
-
-/// Answers the last message; gives the answer.
-fn turn(
-    path: &Path,
-    args: &RunArgs,
-    quiet: bool,
-    opened: &mut Opened,
-    messages: &[Message],
-) -> Result<String> {
-    let prompt = chat_tokens(&opened.engine, messages)?;
-    let generation = generate(args, quiet, opened, prompt, &mut console::text)?;
-    console::text("\n")?;
-    tracing::info!("{}", Report::new(path, args, opened, &generation).line());
-    Ok(generation.text)
 }
 
 /// Asks for a line; nothing when input ends.

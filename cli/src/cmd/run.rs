@@ -35,101 +35,106 @@ pub(crate) fn run(args: &RunArgs, quiet: bool) -> Result<()> {
         let what = "--json and --raw need a PROMPT, or one on standard input";
         return Err(Usage(what.to_owned()).into());
     }
-    let mut opened = model::open(path, args, quiet)?;
-    if !args.raw && opened.engine.chat_template().is_none() {
+    let mut session = Session {
+        path,
+        args,
+        quiet,
+        opened: model::open(path, args, quiet)?,
+    };
+    if !args.raw && session.opened.engine.chat_template().is_none() {
         let path = path.display();
         let what = "no chat template in it: give one with --chat-template, or use --raw";
         anyhow::bail!("{path}: {what}");
     }
     match prompt {
-        Some(prompt) => answer(path, args, quiet, &mut opened, &prompt),
-        None => chat::run(path, args, quiet, &mut opened),
+        Some(prompt) => session.answer(&prompt),
+        None => chat::run(&mut session),
     }
 }
 
-/// The messages before the first one of the user.
-pub(super) fn opening(args: &RunArgs) -> Vec<Message> {
-    let system = args.system.as_deref();
-    system
-        .map(|text| Message::new(Role::System, text))
-        .into_iter()
-        .collect()
-}
-
-/// The tokens of a conversation, up to the assistant's turn.
-pub(super) fn chat_tokens(engine: &Engine, messages: &[Message]) -> Result<Vec<u32>> {
-    let options = RenderOptions {
-        add_generation_prompt: true,
-        ..RenderOptions::default()
-    };
-    Ok(engine.chat_prompt(messages, &options)?)
-}
-
-/// Generates the answer to a prompt; text goes to `write` as it comes.
-pub(super) fn generate(
-    args: &RunArgs,
+/// A model and how it was asked for.
+pub(super) struct Session<'a> {
+    path: &'a Path,
+    args: &'a RunArgs,
     quiet: bool,
-    opened: &mut Opened,
-    prompt: Vec<u32>,
-    write: &mut dyn FnMut(&str) -> Result<()>,
-) -> Result<Generation> {
-    let request = Request {
-        sampling: sampling(&args.sampling, &opened.engine),
-        max_tokens: args.sampling.max_tokens,
-        stops: args.sampling.stop.clone(),
-        ..Request::new(prompt)
-    };
-    let cancel = request.cancel.clone();
-    let mut bar = Progress::tokens("reading the prompt", quiet);
-    let mut failed = None;
-    let Opened { engine, memory, .. } = opened;
-    let generation = engine.generate(&request, &mut |event| match event {
-        Event::Prefill { done, total } => {
-            memory.sample();
-            bar.show(done, total);
-        }
-        Event::Text(text) => {
-            if let Err(error) = write(text) {
-                cancel.cancel();
-                failed.get_or_insert(error);
-            }
-        }
-    })?;
-    memory.sample();
-    failed.map_or(Ok(generation), Err)
+    opened: Opened,
 }
 
-fn answer(
-    path: &Path,
-    args: &RunArgs,
-    quiet: bool,
-    opened: &mut Opened,
-    prompt: &str,
-) -> Result<()> {
-    let tokens = if args.raw {
-        opened.engine.raw_prompt(prompt)?
-    } else {
-        let mut messages = opening(args);
-        messages.push(Message::new(Role::User, prompt));
-        chat_tokens(&opened.engine, &messages)?
-    };
-    let mut stream = |text: &str| {
-        if args.json {
-            Ok(())
+impl Session<'_> {
+    /// The messages before the first one of the user.
+    pub(super) fn opening(&self) -> Vec<Message> {
+        let system = self.args.system.as_deref();
+        let message = system.map(|text| Message::new(Role::System, text));
+        message.into_iter().collect()
+    }
+
+    /// Answers the last of the messages: text goes to standard output as it comes, the figures to the log.
+    pub(super) fn reply(&mut self, messages: &[Message]) -> Result<String> {
+        let options = RenderOptions::default();
+        let prompt = self.opened.engine.chat_prompt(messages, &options)?;
+        let generation = self.generate(prompt)?;
+        tracing::info!("{}", self.report(&generation).line());
+        Ok(generation.text)
+    }
+
+    /// Answers the one prompt of a call.
+    fn answer(&mut self, prompt: &str) -> Result<()> {
+        let tokens = if self.args.raw {
+            self.opened.engine.raw_prompt(prompt)?
         } else {
-            console::text(text)
+            let mut messages = self.opening();
+            messages.push(Message::new(Role::User, prompt));
+            let options = RenderOptions::default();
+            self.opened.engine.chat_prompt(&messages, &options)?
+        };
+        let generation = self.generate(tokens)?;
+        let report = self.report(&generation);
+        if self.args.json {
+            return console::json(&report);
         }
-    };
-    let generation = generate(args, quiet, opened, tokens, &mut stream)?;
-    let report = Report::new(path, args, opened, &generation);
-    if args.json {
-        return console::json(&report);
+        tracing::info!("{}", report.line());
+        Ok(())
     }
-    if !generation.text.ends_with('\n') {
-        console::text("\n")?;
+
+    /// Generates; without `--json`, text goes to standard output as it comes, and its last line is ended.
+    fn generate(&mut self, prompt: Vec<u32>) -> Result<Generation> {
+        let flags = &self.args.sampling;
+        let Opened { engine, memory, .. } = &mut self.opened;
+        let request = Request {
+            sampling: sampling(flags, engine),
+            max_tokens: flags.max_tokens,
+            stops: flags.stop.clone(),
+            ..Request::new(prompt)
+        };
+        let cancel = request.cancel.clone();
+        let mut bar = Progress::tokens("reading the prompt", self.quiet);
+        let mut written = Ok(());
+        let mut last = None;
+        let generated = engine.generate(&request, &mut |event| match event {
+            Event::Prefill { done, total } => {
+                memory.sample();
+                bar.show(done, total);
+            }
+            Event::Text(text) if !self.args.json && written.is_ok() => {
+                last = text.chars().last();
+                written = console::text(text);
+                if written.is_err() {
+                    cancel.cancel();
+                }
+            }
+            Event::Text(_) => {}
+        });
+        memory.sample();
+        written?;
+        if !self.args.json && last != Some('\n') && (generated.is_ok() || last.is_some()) {
+            console::text("\n")?;
+        }
+        Ok(generated?)
     }
-    tracing::info!("{}", report.line());
-    Ok(())
+
+    fn report<'a>(&'a self, generation: &'a Generation) -> Report<'a> {
+        Report::new(self.path, self.args, &self.opened, generation)
+    }
 }
 
 /// Refuses what cannot work before a model is loaded for it.

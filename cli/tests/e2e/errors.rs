@@ -190,6 +190,12 @@ fn companions_that_are_no_sequences() {
 }
 
 #[test]
+fn a_prompt_that_is_no_text() {
+    let outcome = finish_with(cider().args(["run", smollm2()]), b"caf\xe9\n");
+    failed(&outcome, &["standard input", "UTF-8"]);
+}
+
+#[test]
 fn the_environment_is_checked() {
     let with = |name, value| finish(cider().args(["run", smollm2(), "x"]).env(name, value));
     failed(
@@ -209,7 +215,7 @@ fn wrong_use_has_exit_code_2() {
     refused(&run(["run"]), &["no MODEL", "scripts/fetch-smollm2"]);
     refused(&run(["run", model, ""]), &["prompt is empty"]);
     refused(
-        &finish_with(cider().args(["run", model]), "\n"),
+        &finish_with(cider().args(["run", model]), b"\n"),
         &["prompt is empty"],
     );
     refused(

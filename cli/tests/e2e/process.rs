@@ -47,6 +47,21 @@ fn a_reader_that_goes_away_is_a_normal_end() {
 }
 
 #[test]
+fn a_full_disk_is_a_failure() {
+    let mut command = cider();
+    command.args(["run", smollm2(), "Hello"]);
+    command.stdout(fs::File::create("/dev/full").unwrap());
+    let output = command.output().unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    let last = stderr.lines().last().unwrap();
+    assert!(
+        last.starts_with("error: standard output: No space left"),
+        "{stderr}"
+    );
+}
+
+#[test]
 fn a_local_model_needs_no_network() {
     let model = folder("offline");
     recipe::build_model(&testdata("f-tiny"), &model).unwrap();

@@ -43,11 +43,11 @@ pub(crate) fn cider() -> Command {
 
 /// Runs a command to its end; whatever happens, nothing may panic.
 pub(crate) fn finish(command: &mut Command) -> Outcome {
-    finish_with(command, "")
+    finish_with(command, b"")
 }
 
-/// As [`finish`], with a text on standard input.
-pub(crate) fn finish_with(command: &mut Command, input: &str) -> Outcome {
+/// As [`finish`], with bytes on standard input.
+pub(crate) fn finish_with(command: &mut Command, input: &[u8]) -> Outcome {
     if !input.is_empty() {
         command.stdin(Stdio::piped());
     }
@@ -56,7 +56,7 @@ pub(crate) fn finish_with(command: &mut Command, input: &str) -> Outcome {
     if let Some(mut stdin) = child.stdin.take() {
         let input = input.to_owned();
         // A program that has failed already does not read: that is for the caller to find out.
-        thread::spawn(move || drop(stdin.write_all(input.as_bytes())));
+        thread::spawn(move || drop(stdin.write_all(&input)));
     }
     let output = child.wait_with_output().unwrap();
     let outcome = Outcome {

@@ -20,9 +20,6 @@ pub(crate) fn run(command: &DebugCommand) -> Result<()> {
 
 /// The tokens of one message of a user, up to the assistant's turn.
 fn chat_tokens(text: &TextSide, message: &str) -> Result<Vec<u32>> {
-    let options = RenderOptions {
-        add_generation_prompt: true,
-        ..RenderOptions::default()
-    };
-    Ok(text.chat_prompt(&[Message::new(Role::User, message)], &options)?)
+    let messages = [Message::new(Role::User, message)];
+    Ok(text.chat_prompt(&messages, &RenderOptions::default())?)
 }
