@@ -6,7 +6,8 @@
     python tools/heldout_questions.py subset OUT SMALL           four of each kind, with the reference's answers
     python tools/heldout_questions.py reference OUT --record F   answers in OUT/reference.jsonl, accuracy per kind in F
 
-A line of questions.jsonl has `id`, `kind`, `images` (file names under the folder, in the order shown), `question` and
+A line of questions.jsonl has `id`, `kind`, `tags` (which of the things that training never drew the question asks about:
+words, a font, shapes in a color, these at a place), `images` (file names under the folder, in the order shown), `question` and
 `answer`. A prompt is one user turn: the images, then the question. An answer counts when it is equal to the letter.
 
 `reference` asks three times: with the pictures as they are, with blank ones (grey 128, same sizes), and with
@@ -41,16 +42,18 @@ def read_questions(folder):
 
 def make(options):
     kinds = scenes.KINDS if options.kinds == ["all"] else options.kinds
+    scenes.use_fonts(options.fonts)
     (options.folder / "images").mkdir(parents=True, exist_ok=True)
     listed = []
     for number, document in enumerate(scenes.held_out(options.seed, scenes.HELD_OUT, options.count, kinds)):
         names = [f"images/{number:04d}{'abc'[i]}.png" for i in range(len(document.images))]
         for name, pixels in zip(names, document.images):
             Image.fromarray(pixels).save(options.folder / name, "PNG", optimize=True)
-        question = {"id": f"{number:04d}", "kind": document.kind, "images": names}
+        question = {"id": f"{number:04d}", "kind": document.kind, "tags": document.tags, "images": names}
         listed.append(question | {"question": document.question, "answer": document.answer})
     write_lines(options.folder / "questions.jsonl", listed)
     print(f"{len(listed)} questions: " + ", ".join(f"{k} {n}" for k, n in Counter(q["kind"] for q in listed).items()))
+    print(", ".join(f"{t} {n}" for t, n in Counter(t for q in listed for t in q["tags"]).items()))
 
 
 def subset(options):
@@ -131,19 +134,21 @@ def pictures_for(way, folder, question, following):
 
 
 def accuracy(questions, given):
-    """Right answers and questions per kind and for all; `constant` is the best single answer to the kind."""
-    right, asked, answers = Counter(), Counter(), defaultdict(Counter)
-    for question in questions:
-        kind = question["kind"]
-        asked[kind] += 1
-        answers[kind][question["answer"]] += 1
-        for way, answer in given[question["id"]].items():
-            right[kind, way] += answer == question["answer"]
-    row = lambda kinds: {w: sum(right[k, w] for k in kinds) for w in WAYS} | {
-        "constant": sum(answers[k].most_common(1)[0][1] for k in kinds),
-        "questions": sum(asked[k] for k in kinds),
-    }
-    return {"all": row(list(asked))} | {kind: row([kind]) for kind in asked}
+    """Right answers and questions for all, per kind and per tag; `constant` is the best single answer to each kind."""
+    kinds = list(dict.fromkeys(q["kind"] for q in questions))
+    tags = [t for t in scenes.TAGS if any(t in q["tags"] for q in questions)]
+
+    def row(of):
+        answers = defaultdict(Counter)
+        for question in of:
+            answers[question["kind"]][question["answer"]] += 1
+        right = {w: sum(given[q["id"]][w] == q["answer"] for q in of) for w in WAYS}
+        constant = sum(counted.most_common(1)[0][1] for counted in answers.values())
+        return right | {"constant": constant, "questions": len(of)}
+
+    per_kind = {kind: row([q for q in questions if q["kind"] == kind]) for kind in kinds}
+    per_tag = {tag: row([q for q in questions if tag in q["tags"]]) for tag in tags}
+    return {"all": row(questions)} | per_kind | per_tag | {"any tag": row([q for q in questions if q["tags"]])}
 
 
 def reference(options):
@@ -163,12 +168,12 @@ def reference(options):
     write_lines(options.folder / "reference.jsonl", [{"id": k} | v for k, v in given.items()])
     table = accuracy(questions, given)
     for kind, row in table.items():
-        print(f"{kind:16s} " + " ".join(f"{w} {row[w]:4d}" for w in (*WAYS, "constant")) + f" of {row['questions']}")
+        print(f"{kind:18s} " + " ".join(f"{w} {row[w]:4d}" for w in (*WAYS, "constant")) + f" of {row['questions']}")
     versions = {"torch": torch.__version__, "transformers": transformers.__version__, "pillow": PIL.__version__}
     record = {"model": "models/demo-vlm", "dtype": "f32", "versions": versions, "command": options.command}
     if options.record:
         wrong = [
-            {k: q[k] for k in ("id", "kind", "question", "answer")} | {"given": given[q["id"]]["shown"]}
+            {k: q[k] for k in ("id", "kind", "tags", "question", "answer")} | {"given": given[q["id"]]["shown"]}
             for q in questions if given[q["id"]]["shown"] != q["answer"]
         ]
         options.record.parent.mkdir(parents=True, exist_ok=True)
@@ -184,6 +189,7 @@ def main():
     one.add_argument("folder", type=path)
     one.add_argument("--count", type=int, default=1000)
     one.add_argument("--seed", type=int, default=1)
+    one.add_argument("--fonts", type=path, help="folder of the fonts; matplotlib's if none")
     one.add_argument("--kinds", type=lambda text: text.split(","), default=KINDS, help="names with commas, or all")
     one.set_defaults(run=make)
     two = commands.add_parser("subset")
