@@ -51,7 +51,7 @@ impl ImageProcessor {
     /// This processor with the bounds that a request brings in place of the model's.
     ///
     /// # Errors
-    /// A minimum over the maximum, or over [`MAX_MIN_PIXELS`], or a bound of 0.
+    /// A minimum over the maximum, or over the largest that is believed, or a bound of 0.
     pub fn with_budget(&self, budget: PixelBudget) -> Result<Self> {
         let min_pixels = budget.min_pixels.unwrap_or(self.min_pixels);
         let max_pixels = budget.max_pixels.unwrap_or(self.max_pixels);
