@@ -1,11 +1,11 @@
 //! Bicubic resizing as Pillow does it, to the byte.
 //!
-//! Two passes, first along rows, then along columns; a pass whose side does not change is left out.
-//! Output i of a side of `to` pixels made from `from` has its centre at `(i + 0.5) * from / to`; the
-//! filter is the cubic of Keys with a = -1/2, reaching over 2 pixels, or over `2 * from / to` when the
-//! side shrinks. Weights are computed in f64, divided by their sum and rounded to 22 fractional bits,
-//! halves away from zero. A pass sums `pixel * weight + 1/2` in i32, shifts, and clamps to a byte: the
-//! clamp between the passes is part of the definition.
+//! A pass along rows and one along columns; a pass whose side does not change is left out. Output i of
+//! a side of `to` pixels made from `from` has its centre at `(i + 0.5) * from / to`; the filter is the
+//! cubic of Keys with a = -1/2, reaching over 2 pixels, or over `2 * from / to` when the side shrinks.
+//! Weights are computed in f64, divided by their sum and rounded to 22 fractional bits, halves away
+//! from zero. A pass sums `pixel * weight + 1/2` in i32, shifts, and clamps to a byte: the clamp
+//! between the passes is part of the definition, and so is their order ([`columns_first`]).
 
 use super::rgb::{ImageSize, RgbImage};
 
@@ -13,18 +13,26 @@ use super::rgb::{ImageSize, RgbImage};
 #[must_use]
 pub fn resize_bicubic(image: &RgbImage, size: ImageSize) -> RgbImage {
     let from = image.size();
-    let rows;
-    let (mut bytes, mut width) = (image.bytes(), from.width);
-    if size.width != width {
-        rows = resize_rows(bytes, width, size.width);
-        (bytes, width) = (&rows, size.width);
-    }
-    let bytes = if size.height == from.height {
-        bytes.to_vec()
-    } else {
+    let rows = |bytes: &[u8]| resize_rows(bytes, from.width, size.width);
+    let columns = |bytes: &[u8], width: usize| {
         resize_columns(bytes, 3 * width, &Windows::new(from.height, size.height))
     };
+    let bytes = match (size.width != from.width, size.height != from.height) {
+        (false, false) => image.bytes().to_vec(),
+        (true, false) => rows(image.bytes()),
+        (false, true) => columns(image.bytes(), from.width),
+        (true, true) if columns_first(from, size) => rows(&columns(image.bytes(), from.width)),
+        (true, true) => columns(&rows(image.bytes()), size.width),
+    };
     RgbImage::from_parts(size, bytes)
+}
+
+/// Pillow's order of the passes since its version 13: columns first when the height shrinks and loses
+/// more than twice what the width loses. Before, rows always came first.
+fn columns_first(from: ImageSize, to: ImageSize) -> bool {
+    let lost = |from: usize, to: usize| from as i64 - to as i64;
+    let (height, width) = (lost(from.height, to.height), lost(from.width, to.width));
+    height > 0 && 2 * width < height
 }
 
 /// Resizes along rows. [`STRIP`] rows at a time are turned so that their pixels of one column lie side

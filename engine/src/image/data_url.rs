@@ -39,9 +39,10 @@ pub(super) fn decode(url: &str, limits: &ImageLimits) -> Result<Vec<u8>, ImageFa
         .filter(|byte| !byte.is_ascii_whitespace())
         .collect();
     limits.check_bytes((digits.len() as u64).saturating_sub(3) / 4 * 3)?;
-    BASE64
-        .decode(digits)
-        .map_err(|error| ImageFault::DataUrl(format!("not base64: {error}")))
+    BASE64.decode(digits).map_err(|error| {
+        let what = error.to_string();
+        ImageFault::DataUrl(format!("not base64: {}", what.trim_end_matches('.')))
+    })
 }
 
 /// Whether the last parameter of the media type is `base64`.

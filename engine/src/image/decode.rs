@@ -108,12 +108,13 @@ fn over_white(colour: u8, alpha: u8) -> u8 {
     ((colour * alpha + 255 * (255 - alpha) + 127) / 255) as u8
 }
 
-/// A decoder's message without line breaks.
+/// A decoder's message as one of ours: one line, no full stop.
 fn one_line(message: &str) -> String {
-    message
+    let words = message
         .split(char::is_control)
         .collect::<Vec<_>>()
-        .join(" ")
+        .join(" ");
+    words.trim_end_matches('.').to_owned()
 }
 
 type Rgb8 = ::image::RgbImage;

@@ -6,8 +6,8 @@
 //!
 //! # What a decoded image is
 //! The reference is Pillow: the Exif orientation applied, then `convert("RGB")`.
-//! - PNG, GIF, BMP and lossless WebP give Pillow's bytes. JPEG and lossy WebP differ from
-//!   libjpeg-turbo and libwebp by at most 2 in a channel.
+//! - PNG, GIF, BMP and WebP give Pillow's bytes. JPEG differs from libjpeg-turbo by at most 2 in a
+//!   channel; with subsampled colour by up to 4 at hard edges.
 //! - Alpha is composed over white: `(c * a + 255 * (255 - a)) / 255`, rounded to the nearest. This is
 //!   what the reference processor does (`Image.alpha_composite`), bit for bit.
 //! - Samples of 16 bits keep their high byte. Pillow does so for colours and for grey with alpha, but

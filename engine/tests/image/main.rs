@@ -1,0 +1,13 @@
+//! Images: every format and kind against Pillow and the reference processor, and every way a file can
+//! be hostile or broken. Cases carry their number in the list of field cases.
+#![cfg(test)]
+#![forbid(unsafe_code)]
+
+mod broken;
+mod data_urls;
+mod formats;
+mod patches;
+mod resize;
+mod settings;
+mod sizes;
+mod support;
