@@ -1,5 +1,6 @@
 //! A sequence with images in the same steps as others gives what it gives alone.
 
+use cider::generate::PromptImage;
 use cider::{DType, Isa, Scheme};
 
 use crate::support::{
@@ -47,7 +48,7 @@ fn sequences_with_images_do_not_see_each_other() {
 }
 
 fn generated_from(seen: &Seen) -> usize {
-    let end = seen.images.last().map_or(0, |image| image.end());
+    let end = seen.images.last().map_or(0, PromptImage::end);
     end.max(seen.ids.len() - 6)
 }
 

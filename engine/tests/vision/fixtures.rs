@@ -15,7 +15,7 @@ const FIXTURES: [&str; 2] = ["tiny", "late"];
 const BOUND: f32 = 1e-4;
 
 /// For W8A8 where activations may round the other way.
-const LOOSE: f32 = 0.1;
+const LOOSE: f32 = 0.05;
 
 fn bound(scheme: Scheme, prompt: &Prompt) -> f32 {
     if scheme == Scheme::W8A8 && prompt.name != "clear" {
@@ -66,8 +66,8 @@ fn pixels_are_those_of_the_processor() {
                 .flat_map(|v| v.to_le_bytes())
                 .collect();
             let digest = Sha256::digest(&bytes);
-            let digest: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
-            assert_eq!(digest, expected["pixel_values_sha256"], "{what}");
+            let digest: Vec<String> = digest.iter().map(|byte| format!("{byte:02x}")).collect();
+            assert_eq!(digest.concat(), expected["pixel_values_sha256"], "{what}");
         }
     }
 }
@@ -96,11 +96,7 @@ fn tokens_positions_and_features_are_those_of_the_reference() {
 fn check_positions(seen: &Seen, prompt: &Prompt, what: &str) {
     let tokens = seen.ids.len();
     let sequence = seen.sequence();
-    let axis = |axis: usize| {
-        (0..tokens)
-            .map(move |place| place)
-            .map(move |place| (axis, place))
-    };
+    let axis = |axis: usize| (0..tokens).map(move |place| (axis, place));
     let found = (0..3).flat_map(axis);
     let found: Vec<i64> = found
         .map(|(axis, place)| i64::from(sequence.position(place)[axis]))
@@ -228,10 +224,18 @@ fn generated_tokens_are_those_of_the_reference() {
             assert_close(&logits, &expected_logits, BOUND, &what);
 
             let generation = engine.generate(&seen.request(expected.len()), &mut |_| {});
-            let ends = engine.end_tokens();
-            let until = expected.iter().position(|id| ends.contains(id));
-            let until = until.map_or(expected.len(), |end| end + 1);
-            assert_eq!(generation.unwrap().tokens, expected[..until], "{what}");
+            // An end token ends the text; ids that are no token of the tokenizer are never chosen.
+            let until = expected
+                .iter()
+                .position(|id| engine.end_tokens().contains(id))
+                .map_or(expected.len(), |end| end + 1);
+            let known = engine.tokenizer().vocab_size() as u32;
+            let until = expected[..until]
+                .iter()
+                .position(|&id| id >= known)
+                .unwrap_or(until);
+            let tokens = generation.unwrap().tokens;
+            assert_eq!(tokens[..until], expected[..until], "{what}");
         }
     }
 }

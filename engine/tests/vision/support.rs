@@ -9,7 +9,7 @@ use cider::generate::{
     Logits, PromptImage, RunnerOptions, SamplingParams, Sequence, Work, find_images,
 };
 use cider::image::{ImageLimits, ImageSize, ImageSource, PixelBudget, RgbImage};
-use cider::text::{Content, Message, Part, Role};
+use cider::text::{Content, Message, Part, RenderOptions, Role};
 use cider::{
     Backend, CpuBackend, DType, Engine, EngineOptions, Error, ImageTimes, Isa, Quantization,
     Request, Result, Scheme,
@@ -246,7 +246,9 @@ impl Seen {
     }
 
     pub(crate) fn chat(engine: &mut Engine, messages: &[Message], pictures: &[RgbImage]) -> Self {
-        let ids = engine.chat_prompt(messages, &Default::default()).unwrap();
+        let ids = engine
+            .chat_prompt(messages, &RenderOptions::default())
+            .unwrap();
         Self::new(engine, &ids, pictures)
     }
 
