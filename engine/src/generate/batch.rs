@@ -254,3 +254,73 @@ impl Batch {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use cider_kernels::Tensor;
+
+    use super::*;
+    use crate::generate::PromptImage;
+
+    /// An image of some tokens whose every level has the token's number, from 1, in its rows.
+    fn numbered(tokens: usize) -> Arc<ImageFeatures> {
+        let tensor = || {
+            let numbers: Vec<f32> = (1..=tokens).flat_map(|i| [i as f32; 2]).collect();
+            Tensor::from_slice(&numbers, tokens, 2).unwrap()
+        };
+        Arc::new(ImageFeatures {
+            tokens: tensor(),
+            levels: vec![tensor(), tensor(), tensor()],
+            grid: [1, 4, tokens],
+        })
+    }
+
+    /// What is added at each place of a prompt, at each level, when it is computed `chunk` tokens a step.
+    fn added(prompt: &[u32], images: &[PromptImage], chunk: usize) -> Vec<Vec<f32>> {
+        let mut sequence = Sequence::new(prompt, prompt.len()).with_images(images.to_vec());
+        sequence.blocks = (0..prompt.len().div_ceil(KV_BLOCK) as u32).collect();
+        let mut batch = Batch::with_capacity(prompt.len(), 8, vec![0, 1, 2]);
+        let mut levels = vec![Vec::new(); 3];
+        while sequence.computed < prompt.len() {
+            let tokens = chunk.min(prompt.len() - sequence.computed);
+            batch.fill(&[Work {
+                sequence: &mut sequence,
+                tokens,
+                logits: Logits::None,
+            }]);
+            sequence.computed += tokens;
+            for (level, all) in levels.iter_mut().enumerate() {
+                let mut rows = vec![0.0; tokens];
+                for image in batch.images() {
+                    let part = image.part(&image.features.levels[level]);
+                    for row in 0..image.rows {
+                        rows[image.first_row + row] += part.row::<f32>(row).unwrap()[0];
+                    }
+                }
+                all.extend(rows);
+            }
+        }
+        levels
+    }
+
+    /// Field case C005.
+    #[test]
+    fn features_land_on_their_tokens_in_every_chunk() {
+        let images = [(10, 64), (76, 6)].map(|(start, tokens)| PromptImage {
+            start,
+            features: numbered(tokens),
+        });
+        let prompt = [7; 92];
+        let mut expected = vec![0.0; 10];
+        expected.extend((1..=64).map(|i| i as f32));
+        expected.extend([0.0; 2]);
+        expected.extend((1..=6).map(|i| i as f32));
+        expected.extend([0.0; 10]);
+        for chunk in [1, 2, 7, 10, 16, 64, 74, 92] {
+            let levels = added(&prompt, &images, chunk);
+            assert_eq!(levels, vec![expected.clone(); 3], "chunks of {chunk}");
+        }
+    }
+}

@@ -1,0 +1,17 @@
+//! Models that see: the fixtures of `testdata/vl` against the reference, the promises of independence with images in
+//! prompts, the field cases about images, and the model that ships.
+#![cfg(test)]
+#![forbid(unsafe_code)]
+
+mod company;
+mod demo;
+mod fixtures;
+mod images;
+mod requests;
+mod safetensors;
+mod schemes;
+#[expect(dead_code, reason = "its `main` is for the command line")]
+#[path = "../../../examples/score.rs"]
+mod score;
+mod support;
+mod text_only;
