@@ -9,7 +9,7 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::failure::Usage;
 
-/// Runs language models with online activation quantisation.
+/// Runs language and vision-language models with online activation quantisation.
 #[derive(Debug, Parser)]
 #[command(name = "cider", version, about, after_help = AFTER_HELP)]
 pub(crate) struct Cli {
@@ -29,16 +29,21 @@ pub(crate) enum Command {
     Run(RunArgs),
 }
 
-/// Answers a prompt; without one, on a terminal, chats
+/// Answers a prompt, about pictures too; without one, on a terminal, chats
 ///
 /// Without PROMPT, standard input is the prompt (a final line break is dropped), or, on a terminal, a chat begins.
+/// Without MODEL, the small vision model that comes with the program answers. A single argument is the MODEL if a
+/// file or folder of that name exists, or if it looks like one (an end in .gguf, a start with / ./ ../ or ~, or
+/// owner/name in letters, digits, dots, hyphens and underscores); otherwise it is the PROMPT.
 /// The answer goes to standard output as it comes, everything else to standard error.
 #[derive(Debug, Args)]
 pub(crate) struct RunArgs {
-    /// A GGUF file, or a folder with config.json and safetensors
+    /// A GGUF file, or a folder with config.json and safetensors [default: the small vision model]
     pub(crate) model: Option<PathBuf>,
     /// What to answer; one that begins with a hyphen stands behind --
     pub(crate) prompt: Option<String>,
+    #[command(flatten)]
+    pub(crate) images: ImageOptions,
     #[command(flatten)]
     pub(crate) options: ModelOptions,
     #[command(flatten)]
@@ -79,6 +84,10 @@ pub(crate) struct ModelOptions {
     /// The type of activations and of the key/value cache: bf16, f32
     #[arg(long, value_name = "T", default_value = "bf16", value_parser = activations)]
     pub(crate) dtype: DType,
+    /// Weights and activations of the vision tower: none, w8a16, w4a16, w8a8, w4a8 [default: none, as the
+    /// checkpoint has them]
+    #[arg(long, value_name = "S", value_parser = vision_scheme)]
+    pub(crate) vision_scheme: Option<Scheme>,
 }
 
 impl ModelOptions {
@@ -98,6 +107,39 @@ impl ModelOptions {
             head: self.head,
             ..Quantization::of(self.scheme)
         }
+    }
+
+    /// The formats of the vision tower's weights.
+    pub(crate) fn vision(&self) -> Quantization {
+        Quantization::of(self.vision_scheme.unwrap_or(Scheme::None))
+    }
+}
+
+/// Pictures that go with a prompt.
+#[derive(Debug, Args)]
+pub(crate) struct ImageOptions {
+    /// A picture before the text: PNG, JPEG, WebP, GIF or BMP, a file or a data: URL; may be given several times
+    #[arg(long = "image", value_name = "FILE")]
+    pub(crate) files: Vec<String>,
+    #[command(flatten)]
+    pub(crate) bounds: ImageBounds,
+}
+
+/// How large pictures become before a vision tower reads them.
+#[derive(Debug, Args)]
+pub(crate) struct ImageBounds {
+    /// Tokens that a picture becomes at least: smaller ones are enlarged [default: what the model says]
+    #[arg(long, value_name = "N", value_parser = positive)]
+    pub(crate) min_image_tokens: Option<usize>,
+    /// Tokens that a picture becomes at most: larger ones are shrunk [default: what the model says]
+    #[arg(long, value_name = "N", value_parser = positive)]
+    pub(crate) max_image_tokens: Option<usize>,
+}
+
+impl ImageBounds {
+    /// Whether there are any.
+    pub(crate) fn are_given(&self) -> bool {
+        self.min_image_tokens.is_some() || self.max_image_tokens.is_some()
     }
 }
 
@@ -161,18 +203,23 @@ pub(crate) struct InfoArgs {
 #[derive(Debug, Subcommand)]
 pub(crate) enum DebugCommand {
     Logits(LogitsArgs),
+    Preprocess(PreprocessArgs),
     Tokenize(TokenizeArgs),
 }
 
 /// Writes the logits of every token of a text
 ///
-/// FILE gets the tensors ids [T] i64, positions [T] i64 and logits [T, vocabulary] f32.
+/// The output gets the tensors ids [T] i64, positions i64 and logits [T, vocabulary] f32. Positions are [T], and of
+/// models with vision input [3, T]: time, row, column. With pictures there are `pixel_values` f32 [patches, values] and
+/// `image_grid_thw` i64 [pictures, 3] too.
 #[derive(Debug, Args)]
 pub(crate) struct LogitsArgs {
     /// A GGUF file, or a folder with config.json and safetensors
     pub(crate) model: PathBuf,
     #[command(flatten)]
     pub(crate) input: LogitsInput,
+    #[command(flatten)]
+    pub(crate) images: ImageOptions,
     /// The safetensors file to write; it appears whole or not at all
     #[arg(short, long, value_name = "FILE")]
     pub(crate) output: PathBuf,
@@ -204,12 +251,32 @@ pub(crate) struct LogitsInput {
     /// The tokens, with commas between
     #[arg(long, value_name = "IDS", value_delimiter = ',')]
     pub(crate) tokens: Option<Vec<u32>>,
-    /// Raw text; control tokens in it count
+    /// Raw text; control tokens in it count. Each picture stands in it as
+    /// `<|vision_start|><|image_pad|><|vision_end|>`, whatever its size
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     pub(crate) prompt: Option<String>,
-    /// The message of a user; it goes through the chat template
+    /// The message of a user; it goes through the chat template, pictures before it
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     pub(crate) chat: Option<String>,
+}
+
+/// Writes pictures as a vision tower reads them
+///
+/// The output gets the tensors `pixel_values` f32 [patches, values], `image_grid_thw` i64 [pictures, 3], and i64
+/// [pictures, 2] with height and width: sizes as decoded, `resized_sizes` as cut into patches.
+#[derive(Debug, Args)]
+pub(crate) struct PreprocessArgs {
+    /// Pictures: files or data: URLs
+    #[arg(required = true, value_name = "IMAGE")]
+    pub(crate) files: Vec<String>,
+    /// The folder of the model whose settings count [default: the small vision model]
+    #[arg(long, value_name = "FOLDER")]
+    pub(crate) model: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) bounds: ImageBounds,
+    /// The safetensors file to write; it appears whole or not at all
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) output: PathBuf,
 }
 
 /// Shows the tokens of a text
@@ -257,6 +324,16 @@ fn threads(text: &str) -> Result<usize, String> {
     Ok(number)
 }
 
+fn vision_scheme(name: &str) -> Result<Scheme, String> {
+    let known = Scheme::ALL.into_iter().find(|scheme| scheme.name() == name);
+    known.ok_or_else(|| {
+        format!(
+            "expected one of {}",
+            Scheme::ALL.map(Scheme::name).join(", ")
+        )
+    })
+}
+
 fn activations(name: &str) -> Result<DType, String> {
     match name {
         "bf16" => Ok(DType::Bf16),
@@ -280,6 +357,7 @@ const MAX_THREADS: usize = 1024;
 const AFTER_HELP: &str = "\
 Environment:
   CIDER_CPU      forces an instruction set: scalar, avx2, avx_vnni, avx512_vnni
+  CIDER_DATA     the folder with the models that come with the program
   CIDER_THREADS  the number of threads; --threads wins
 
 Exit codes: 0 done, 1 failed, 2 wrong use";

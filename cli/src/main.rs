@@ -2,12 +2,14 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod bundled;
 mod cmd;
 mod console;
 mod failure;
 mod log;
 mod memory;
 mod model;
+mod pictures;
 mod progress;
 
 use std::process::ExitCode;
@@ -18,7 +20,7 @@ use self::args::{Cli, Command, DebugCommand};
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    // What `info` and `debug tokenize` find out is their output; only `run` and `debug logits` have a course to report.
+    // What `info` and the other `debug` commands find out is their output; only `run` and `debug logits` have a course to report.
     let has_course = matches!(
         cli.command,
         Command::Run(_) | Command::Debug(DebugCommand::Logits(_))

@@ -4,11 +4,13 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use cider::generate::RunnerOptions;
+use cider::image::PixelBudget;
+use cider::load::Checkpoint;
 use cider::{Backend as _, CpuBackend, Engine, EngineOptions};
 
-use crate::args::{DeviceOptions, ModelOptions, RunArgs};
+use crate::args::{DeviceOptions, ImageOptions, ModelOptions, RunArgs};
 use crate::memory::Memory;
 use crate::progress::Progress;
 
@@ -24,6 +26,9 @@ pub(crate) struct Opened {
 /// Opens the model of a `run`.
 pub(crate) fn open(path: &Path, args: &RunArgs, quiet: bool) -> Result<Opened> {
     let started = Instant::now();
+    if asks_for_vision(&args.images, &args.options) {
+        check_vision(&Checkpoint::open(path)?)?;
+    }
     let backend = backend(&args.device)?;
     let options = EngineOptions {
         runner: RunnerOptions {
@@ -34,16 +39,37 @@ pub(crate) fn open(path: &Path, args: &RunArgs, quiet: bool) -> Result<Opened> {
     };
     let mut bar = Progress::bytes("loading", quiet);
     let mut memory = Memory::default();
-    let engine = Engine::open(path, backend.clone(), &options, &mut |progress| {
+    let mut engine = Engine::open(path, backend.clone(), &options, &mut |progress| {
         memory.sample();
         bar.show(progress.done, progress.total);
     })?;
+    let bounds = &args.images.bounds;
+    if let Some(vision) = engine.vision_mut().filter(|_| bounds.are_given()) {
+        let (least, most) = (bounds.min_image_tokens, bounds.max_image_tokens);
+        vision.set_budget(PixelBudget::from_tokens(vision.processor(), least, most)?)?;
+    }
     Ok(Opened {
         engine,
         backend,
         load: started.elapsed(),
         memory,
     })
+}
+
+/// Whether there are options that only a model with vision input can honour.
+pub(crate) fn asks_for_vision(images: &ImageOptions, options: &ModelOptions) -> bool {
+    !images.files.is_empty() || images.bounds.are_given() || options.vision_scheme.is_some()
+}
+
+/// Refuses a model without vision input, before its weights are read.
+pub(crate) fn check_vision(checkpoint: &Checkpoint) -> Result<()> {
+    ensure!(
+        checkpoint.config.vision.is_some(),
+        "{}: the model has no vision input: it is a {} for text alone",
+        checkpoint.path.display(),
+        checkpoint.config.architecture.name()
+    );
+    Ok(())
 }
 
 /// The device, said in the log.
@@ -57,6 +83,7 @@ pub(crate) fn backend(options: &DeviceOptions) -> Result<Arc<CpuBackend>> {
 pub(crate) fn runner_options(options: &ModelOptions) -> RunnerOptions {
     RunnerOptions {
         quantization: options.quantization(),
+        vision: options.vision(),
         dtype: options.dtype,
         ..RunnerOptions::default()
     }

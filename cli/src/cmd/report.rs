@@ -1,15 +1,17 @@
 //! The figures of an answer, as a line and as JSON.
 
 use std::path::Path;
+use std::time::Duration;
 
 use cider::generate::KvCache;
-use cider::{DType, Generation, Quantization, Scheme};
+use cider::{DType, Generation, ImageTimes, Quantization, Scheme};
 use serde::Serialize;
 
 use crate::args::RunArgs;
 use crate::console;
 use crate::memory::Memory;
 use crate::model::Opened;
+use crate::pictures::Seen;
 
 /// Everything that is known of an answer.
 #[derive(Debug, Serialize)]
@@ -19,12 +21,15 @@ pub(super) struct Report<'a> {
     prompt_tokens: usize,
     cached_tokens: usize,
     generated_tokens: usize,
+    images: usize,
+    image_tokens: usize,
     tokens: &'a [u32],
     seed: u64,
     load_seconds: f64,
     first_token_seconds: f64,
     prefill_tokens_per_second: f64,
     decode_tokens_per_second: f64,
+    phases: Phases,
     memory: MemoryReport,
     model: String,
     scheme: &'static str,
@@ -48,6 +53,23 @@ struct MemoryReport {
     kv_cache_limit: usize,
 }
 
+/// Where the time of an answer went.
+#[derive(Debug, Serialize)]
+struct Phases {
+    /// Reading, decoding, resizing and cutting.
+    image_preprocessing: Phase,
+    vision_tower: Phase,
+    prefill: Phase,
+    decode: Phase,
+}
+
+#[derive(Debug, Serialize)]
+struct Phase {
+    seconds: f64,
+    /// Of all four phases, 0 to 1.
+    share: f64,
+}
+
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum DTypeName {
@@ -61,6 +83,7 @@ impl<'a> Report<'a> {
         args: &RunArgs,
         opened: &Opened,
         generation: &'a Generation,
+        seen: Seen,
     ) -> Self {
         let runner = opened.engine.runner();
         let dtype = args.options.dtype;
@@ -73,12 +96,15 @@ impl<'a> Report<'a> {
             prompt_tokens: generation.prompt_tokens,
             cached_tokens: generation.cached_tokens,
             generated_tokens: generation.generated_tokens,
+            images: seen.images,
+            image_tokens: seen.tokens,
             tokens: &generation.tokens,
             seed: generation.seed,
             load_seconds: opened.load.as_secs_f64(),
-            first_token_seconds: generation.prefill.as_secs_f64(),
+            first_token_seconds: first_token(generation, &seen.times).as_secs_f64(),
             prefill_tokens_per_second: generation.prefill_rate(),
             decode_tokens_per_second: generation.decode_rate(),
+            phases: Phases::new(generation, &seen.times),
             memory: MemoryReport {
                 process: opened.memory,
                 weights: runner.weight_bytes(),
@@ -101,18 +127,20 @@ impl<'a> Report<'a> {
 
     /// One line for people.
     pub(super) fn line(&self) -> String {
-        let cached = match self.cached_tokens {
-            0 => String::new(),
-            cached => format!(" ({cached} cached)"),
-        };
+        let mut prompt = format!("{} prompt tokens", self.prompt_tokens);
+        if self.images > 0 {
+            let noun = if self.images == 1 { "image" } else { "images" };
+            prompt += &format!(" ({} for {} {noun})", self.image_tokens, self.images);
+        }
+        if self.cached_tokens > 0 {
+            prompt += &format!(" ({} cached)", self.cached_tokens);
+        }
         let memory = &self.memory;
         format!(
-            "{} prompt tokens{cached}, {} generated; prefill {:.0} tok/s, decode {:.0} tok/s, first token {:.3} s, \
-             load {:.3} s; memory: peak {}, anonymous {}, weights {}, kv cache {}",
-            self.prompt_tokens,
+            "{prompt}, {} generated; {}; first token {:.3} s, load {:.3} s; memory: peak {}, anonymous {}, weights {}, \
+             kv cache {}",
             self.generated_tokens,
-            self.prefill_tokens_per_second,
-            self.decode_tokens_per_second,
+            self.phases_line(),
             self.first_token_seconds,
             self.load_seconds,
             console::bytes(memory.process.resident_peak),
@@ -121,6 +149,54 @@ impl<'a> Report<'a> {
             console::bytes(memory.kv_cache as u64),
         )
     }
+
+    /// The phases that the answer had, each with its share of the time.
+    fn phases_line(&self) -> String {
+        let share = |phase: &Phase| format!("{:.3} s ({:.0} %", phase.seconds, 100.0 * phase.share);
+        let phases = &self.phases;
+        let seen = if self.images > 0 {
+            format!(
+                "image preprocessing {}), vision tower {}), ",
+                share(&phases.image_preprocessing),
+                share(&phases.vision_tower)
+            )
+        } else {
+            String::new()
+        };
+        format!(
+            "{seen}prefill {}, {:.0} tok/s), decode {}, {:.0} tok/s)",
+            share(&phases.prefill),
+            self.prefill_tokens_per_second,
+            share(&phases.decode),
+            self.decode_tokens_per_second
+        )
+    }
+}
+
+impl Phases {
+    fn new(generation: &Generation, times: &ImageTimes) -> Self {
+        let (prefill, decode) = (generation.prefill, generation.decode);
+        let all = first_token(generation, times) + decode;
+        let phase = |time: Duration| Phase {
+            seconds: time.as_secs_f64(),
+            share: if all.is_zero() {
+                0.0
+            } else {
+                time.as_secs_f64() / all.as_secs_f64()
+            },
+        };
+        Self {
+            image_preprocessing: phase(times.preprocess),
+            vision_tower: phase(times.encode),
+            prefill: phase(prefill),
+            decode: phase(decode),
+        }
+    }
+}
+
+/// From the start to the first token, pictures included.
+fn first_token(generation: &Generation, times: &ImageTimes) -> Duration {
+    times.preprocess + times.encode + generation.prefill
 }
 
 /// Columns that share a scale, where weights have scales.

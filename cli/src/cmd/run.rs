@@ -7,24 +7,25 @@ use anyhow::Result;
 use cider::generate::SamplingParams;
 use cider::load::GenerationConfig;
 use cider::text::{Message, RenderOptions, Role, StopMatcher};
-use cider::{Engine, Event, Generation, Request};
+use cider::{Engine, Event, Generation, ImageTimes, Request};
 
 use super::chat;
 use super::report::Report;
 use crate::args::{RunArgs, SamplingOptions};
+use crate::bundled;
 use crate::console;
 use crate::failure::Usage;
 use crate::model::{self, Opened};
+use crate::pictures::{Pictures, Seen, user_message};
 use crate::progress::Progress;
 
 /// Runs the command.
 pub(crate) fn run(args: &RunArgs, quiet: bool) -> Result<()> {
-    let Some(path) = &args.model else {
-        return Err(Usage(NO_MODEL.to_owned()).into());
-    };
     check(args)?;
-    let prompt = match &args.prompt {
-        Some(prompt) => Some(prompt.clone()),
+    let (path, prompt) = bundled::tell_apart(args.model.as_deref(), args.prompt.as_deref());
+    let path = path.map_or_else(bundled::find, Ok)?;
+    let prompt = match prompt {
+        Some(prompt) => Some(prompt),
         None if io::stdin().is_terminal() => None,
         None => Some(read_prompt()?),
     };
@@ -35,11 +36,13 @@ pub(crate) fn run(args: &RunArgs, quiet: bool) -> Result<()> {
         let what = "--json and --raw need a PROMPT, or one on standard input";
         return Err(Usage(what.to_owned()).into());
     }
+    let pictures = Pictures::read(&args.images.files)?;
     let mut session = Session {
-        path,
+        path: &path,
         args,
         quiet,
-        opened: model::open(path, args, quiet)?,
+        opened: model::open(&path, args, quiet)?,
+        pictures,
     };
     if !args.raw && session.opened.engine.chat_template().is_none() {
         let path = path.display();
@@ -58,6 +61,8 @@ pub(super) struct Session<'a> {
     args: &'a RunArgs,
     quiet: bool,
     opened: Opened,
+    /// The pictures of the conversation.
+    pub(super) pictures: Pictures,
 }
 
 impl Session<'_> {
@@ -68,12 +73,25 @@ impl Session<'_> {
         message.into_iter().collect()
     }
 
+    /// Reads a picture for the next message; gives the line to say about it.
+    pub(super) fn attach(&mut self, file: &str) -> Result<String> {
+        let Some(vision) = self.opened.engine.vision() else {
+            anyhow::bail!("{}: the model has no vision input", self.path.display());
+        };
+        let size = self.pictures.add(file)?;
+        let tokens = vision.processor().tokens(size);
+        let (number, width, height) = (self.pictures.images().len(), size.width, size.height);
+        Ok(format!(
+            "image {number}: {width}x{height}, {tokens} tokens, goes with the next message"
+        ))
+    }
+
     /// Answers the last of the messages: text goes to standard output as it comes, the figures to the log.
     pub(super) fn reply(&mut self, messages: &[Message]) -> Result<String> {
         let options = RenderOptions::default();
         let prompt = self.opened.engine.chat_prompt(messages, &options)?;
-        let generation = self.generate(prompt)?;
-        tracing::info!("{}", self.report(&generation).line());
+        let (generation, seen) = self.generate(&prompt)?;
+        tracing::info!("{}", self.report(&generation, seen).line());
         Ok(generation.text)
     }
 
@@ -83,12 +101,12 @@ impl Session<'_> {
             self.opened.engine.raw_prompt(prompt)?
         } else {
             let mut messages = self.opening();
-            messages.push(Message::new(Role::User, prompt));
+            messages.push(user_message(prompt, self.pictures.images().len()));
             let options = RenderOptions::default();
             self.opened.engine.chat_prompt(&messages, &options)?
         };
-        let generation = self.generate(tokens)?;
-        let report = self.report(&generation);
+        let (generation, seen) = self.generate(&tokens)?;
+        let report = self.report(&generation, seen);
         if self.args.json {
             return console::json(&report);
         }
@@ -96,16 +114,35 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// Generates; without `--json`, text goes to standard output as it comes, and its last line is ended.
-    fn generate(&mut self, prompt: Vec<u32>) -> Result<Generation> {
-        let flags = &self.args.sampling;
+    /// Puts the pictures into the prompt.
+    fn see(&mut self, prompt: &[u32]) -> Result<(Request, Seen)> {
         let Opened { engine, memory, .. } = &mut self.opened;
+        let mut times = ImageTimes {
+            preprocess: self.pictures.take_reading(),
+            ..ImageTimes::default()
+        };
+        let (prompt, images) = engine.see(prompt, self.pictures.images(), &mut times)?;
+        memory.sample();
+        let seen = Seen {
+            images: images.len(),
+            tokens: images.iter().map(|image| image.features.tokens()).sum(),
+            times,
+        };
+        let flags = &self.args.sampling;
         let request = Request {
+            images,
             sampling: sampling(flags, engine),
             max_tokens: flags.max_tokens,
             stops: flags.stop.clone(),
             ..Request::new(prompt)
         };
+        Ok((request, seen))
+    }
+
+    /// Generates; without `--json`, text goes to standard output as it comes, and its last line is ended.
+    fn generate(&mut self, prompt: &[u32]) -> Result<(Generation, Seen)> {
+        let (request, seen) = self.see(prompt)?;
+        let Opened { engine, memory, .. } = &mut self.opened;
         let cancel = request.cancel.clone();
         let mut bar = Progress::tokens("reading the prompt", self.quiet);
         let mut written = Ok(());
@@ -129,11 +166,11 @@ impl Session<'_> {
         if !self.args.json && last != Some('\n') && (generated.is_ok() || last.is_some()) {
             console::text("\n")?;
         }
-        Ok(generated?)
+        Ok((generated?, seen))
     }
 
-    fn report<'a>(&'a self, generation: &'a Generation) -> Report<'a> {
-        Report::new(self.path, self.args, &self.opened, generation)
+    fn report<'a>(&'a self, generation: &'a Generation, seen: Seen) -> Report<'a> {
+        Report::new(self.path, self.args, &self.opened, generation, seen)
     }
 }
 
@@ -192,6 +229,3 @@ fn read_prompt() -> Result<String> {
     }
     Ok(text)
 }
-
-const NO_MODEL: &str = "no MODEL given, and none comes with this version: name a GGUF file or a folder with config.json \
-    and safetensors; scripts/fetch-smollm2 in the source fetches a small one and prints its path";

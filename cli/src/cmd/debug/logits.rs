@@ -1,59 +1,102 @@
 //! `cider debug logits`: the logits of every token, in a file.
 
-use std::path::Path;
+use std::sync::Arc;
 
 use anyhow::{Result, ensure};
-use cider::generate::{Logits, Runner, RunnerOptions, Sequence, Work};
+use cider::generate::{Logits, PromptImage, Runner, RunnerOptions, Sequence, Work, place_images};
 use cider::load::Checkpoint;
-use cider::load::safetensors::{Dtype, Tensor, write};
+use cider::load::safetensors::Dtype;
 use cider::{KV_BLOCK, TextSide};
 
 use super::chat_tokens;
 use super::others::{self, Other};
+use super::preprocess::{self, Processed};
+use super::tensors::{self, Array};
 use crate::args::LogitsArgs;
+use crate::failure::Usage;
 use crate::model;
+use crate::pictures::Pictures;
 use crate::progress::Progress;
 
 /// Runs the command.
 pub(super) fn run(args: &LogitsArgs) -> Result<()> {
     args.options.check()?;
+    if args.input.tokens.is_some() && !args.images.files.is_empty() {
+        let what = "--image has no place among --tokens: it goes with --prompt or --chat";
+        return Err(Usage(what.to_owned()).into());
+    }
     let checkpoint = Checkpoint::open(&args.model)?;
-    let ids = ids(args, &checkpoint)?;
+    if model::asks_for_vision(&args.images, &args.options) {
+        model::check_vision(&checkpoint)?;
+    }
+    let pictures = Pictures::read(&args.images.files)?;
+    let ids = ids(args, &checkpoint, pictures.images().len())?;
     ensure!(!ids.is_empty(), "there are no tokens");
-    let prompt = args.decode_from.unwrap_or(ids.len());
+    let processed = match pictures.images() {
+        [] => Processed::default(),
+        images => {
+            let processor = preprocess::processor(&checkpoint.path, &args.images.bounds)?;
+            Processed::new(&processor, images)
+        }
+    };
+    // Each pad grows to as many tokens as its picture has; that there is one for each, is seen when they are placed.
+    let total = (ids.len() + processed.tokens).saturating_sub(pictures.images().len());
+    let prompt = args.decode_from.unwrap_or(total);
     ensure!(
-        prompt <= ids.len(),
-        "--decode-from {prompt} is beyond the {} tokens",
-        ids.len()
+        prompt <= total,
+        "--decode-from {prompt} is beyond the {total} tokens"
     );
-    let chunk = args.chunk.min(ids.len());
+    let chunk = args.chunk.min(total);
     let mut others = match &args.batch_with {
         Some(path) => others::read(path, chunk)?,
         None => Vec::new(),
     };
-    let options = options(args, ids.len(), chunk, &others);
+    let options = options(args, total, chunk, &others);
     let backend = model::backend(&args.device)?;
     let mut bar = Progress::bytes("loading", false);
     let mut runner = Runner::load(&checkpoint, backend, &options, &mut |progress| {
         bar.show(progress.done, progress.total);
     })?;
-    let mut main = Sequence::with_prompt(&ids, prompt, ids.len());
+    let (ids, images) = place(&runner, &ids, &processed)?;
+    let mut main = Sequence::with_prompt(&ids, prompt, ids.len()).with_images(images);
     let logits = compute(&mut runner, &mut main, chunk, &mut others)?;
-    save(&args.output, &ids, runner.config().vocab_size, &logits)
+    save(args, &runner, &main, logits, &processed)
 }
 
-/// The tokens to look at.
-fn ids(args: &LogitsArgs, checkpoint: &Checkpoint) -> Result<Vec<u32>> {
+/// The tokens to look at, with one pad for each picture.
+fn ids(args: &LogitsArgs, checkpoint: &Checkpoint, images: usize) -> Result<Vec<u32>> {
     let input = &args.input;
     if let Some(tokens) = &input.tokens {
         return Ok(tokens.clone());
     }
     let text = TextSide::open(checkpoint, args.chat_template.as_deref())?;
     match (&input.prompt, &input.chat) {
-        (_, Some(message)) => chat_tokens(&text, message),
+        (_, Some(message)) => chat_tokens(&text, message, images),
         (Some(prompt), None) => Ok(text.tokenizer.encode_prompt(prompt)?),
         (None, None) => Ok(Vec::new()),
     }
+}
+
+/// Runs the vision tower and puts the pictures at their places.
+fn place(
+    runner: &Runner,
+    ids: &[u32],
+    processed: &Processed,
+) -> Result<(Vec<u32>, Vec<PromptImage>)> {
+    let Some(vision) = &runner.config().vision else {
+        return Ok((ids.to_vec(), Vec::new()));
+    };
+    let encode = |patches| runner.encode(patches).map(Arc::new);
+    let features: Vec<_> = processed
+        .patches
+        .iter()
+        .map(encode)
+        .collect::<Result<_, _>>()?;
+    // Ids that were given as such have all their pads already, and no picture for them.
+    if features.is_empty() && !ids.contains(&vision.image_token) {
+        return Ok((ids.to_vec(), Vec::new()));
+    }
+    Ok(place_images(ids, vision.image_token, &features)?)
 }
 
 /// Room for the sequence and for those that run beside it, and no more; no two share a block of the cache.
@@ -134,32 +177,34 @@ fn reserve(tokens: usize, vocabulary: usize) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-fn save(path: &Path, ids: &[u32], vocabulary: usize, logits: &[u8]) -> Result<()> {
-    let tokens = ids.len();
-    let as_bytes = |numbers: &mut dyn Iterator<Item = i64>| -> Vec<u8> {
-        numbers.flat_map(i64::to_le_bytes).collect()
+fn save(
+    args: &LogitsArgs,
+    runner: &Runner,
+    main: &Sequence,
+    logits: Vec<u8>,
+    processed: &Processed,
+) -> Result<()> {
+    let tokens = main.tokens().len();
+    let ids = main.tokens().iter().map(|&id| i64::from(id));
+    let position = |axis: usize| (0..tokens).map(move |place| main.position(place)[axis].into());
+    let positions = if runner.config().vision.is_some() {
+        let axes = (0..3).flat_map(position);
+        Array::integers("positions", vec![3, tokens], axes)
+    } else {
+        Array::integers("positions", vec![tokens], position(0))
     };
-    let positions = as_bytes(&mut (0..tokens as i64));
-    let ids = as_bytes(&mut ids.iter().map(|&id| i64::from(id)));
-    let tensors = [
-        Tensor {
-            name: "ids",
-            dtype: Dtype::I64,
-            shape: &[tokens],
-            bytes: &ids,
-        },
-        Tensor {
-            name: "positions",
-            dtype: Dtype::I64,
-            shape: &[tokens],
-            bytes: &positions,
-        },
-        Tensor {
+    let mut arrays = vec![
+        Array::integers("ids", vec![tokens], ids),
+        positions,
+        Array {
             name: "logits",
             dtype: Dtype::F32,
-            shape: &[tokens, vocabulary],
+            shape: vec![tokens, runner.config().vocab_size],
             bytes: logits,
         },
     ];
-    Ok(write(path, &tensors, &[])?)
+    if !processed.patches.is_empty() {
+        arrays.extend([processed.pixel_values(), processed.grids()]);
+    }
+    tensors::save(&args.output, &arrays)
 }

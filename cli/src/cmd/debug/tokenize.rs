@@ -34,7 +34,7 @@ struct Tokens {
 fn ids(args: &TokenizeArgs, text: &TextSide) -> Result<Vec<u32>> {
     let input = &args.input;
     if let Some(message) = &input.chat {
-        return chat_tokens(text, message);
+        return chat_tokens(text, message, 0);
     }
     let raw = input.prompt.clone().map_or_else(console::read_stdin, Ok)?;
     Ok(text.tokenizer.encode_prompt(&raw)?)

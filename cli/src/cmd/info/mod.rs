@@ -2,6 +2,7 @@
 
 mod machine;
 mod model;
+mod vision;
 
 use anyhow::Result;
 use serde::Serialize;

@@ -13,6 +13,7 @@ use cider::{
 };
 use serde::Serialize;
 
+use super::vision::VisionInfo;
 use crate::console;
 
 /// A model by its figures.
@@ -30,6 +31,8 @@ pub(super) struct ModelInfo {
     vocabulary: usize,
     tied_head: bool,
     positions: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    vision: Option<VisionInfo>,
     encodings: BTreeMap<&'static str, Tensors>,
     schemes: Vec<Outcome>,
     kv_cache_bytes_per_token: CacheBytes,
@@ -85,6 +88,7 @@ impl ModelInfo {
             vocabulary: config.vocab_size,
             tied_head: config.tied,
             positions: config.max_positions,
+            vision: VisionInfo::of(&checkpoint)?,
             encodings: encodings(&checkpoint),
             schemes: outcomes(&checkpoint)?,
             kv_cache_bytes_per_token: CacheBytes::of(config),
@@ -118,6 +122,10 @@ impl ModelInfo {
             format!("{}, the head is {head}", self.vocabulary),
         );
         row("positions", self.positions.to_string());
+        if let Some(vision) = &self.vision {
+            row("vision", vision.tower_line());
+            row("images", vision.images_line());
+        }
         row("tokenizer", self.text.tokenizer_line());
         let template = self.text.chat_template.clone();
         row(
