@@ -1,11 +1,14 @@
 //! Patches: values, layout, digests.
 
 use std::fs;
+use std::time::{Duration, Instant};
 
-use cider::image::{ImageProcessor, PixelBudget};
+use cider::image::{ImageProcessor, ImageSize, PixelBudget, resize_bicubic};
 use serde_json::{Value, json};
 
-use crate::support::{Folder, decode, expected, picture, sha256_f32, solid, testdata};
+use crate::support::{
+    Folder, decode, expected, noise, picture, sha256, sha256_f32, solid, testdata,
+};
 
 /// The reference processor's `pixel_values`, to the bit, in several geometries and normalisations.
 #[test]
@@ -41,12 +44,14 @@ fn pixel_values_of_the_tiny_models() {
         let images: Value = serde_json::from_slice(&images).unwrap();
         for (name, row) in images.as_object().unwrap() {
             let image = decode(&fs::read(testdata("vl/images").join(name)).unwrap());
+            let resized = resize_bicubic(&image, processor.resized(image.size()));
+            assert_eq!(sha256(resized.bytes()), row["resized_sha256"], "{name}");
             let patches = processor.patches(&image);
             assert_eq!(json!(patches.grid_thw), row["grid"], "{model}: {name}");
             assert_eq!(json!(processor.tokens(image.size())), row["tokens"]);
             assert_eq!(
                 sha256_f32(&patches.pixel_values),
-                row["sha256"],
+                row["pixel_values_sha256"],
                 "{model}: {name}"
             );
         }
@@ -96,7 +101,22 @@ fn c077_alpha_is_composed_over_white() {
         [column as u8, column as u8, column as u8, row as u8]
     }));
     let grey: Vec<u8> = table.bytes().iter().copied().step_by(3).collect();
-    assert_eq!(crate::support::sha256(&grey), expected()["alpha"]);
+    assert_eq!(sha256(&grey), expected()["alpha"]);
+}
+
+/// C146: one small picture takes milliseconds.
+#[test]
+fn c146_a_picture_is_quick() {
+    let processor = ImageProcessor::default();
+    let image = noise(ImageSize::new(375, 512));
+    assert_eq!(processor.tokens(image.size()), 192);
+    let times = (0..5).map(|_| {
+        let start = Instant::now();
+        assert_eq!(processor.patches(&image).grid_thw, [1, 24, 32]);
+        start.elapsed()
+    });
+    let best = times.min().unwrap();
+    assert!(best < Duration::from_millis(30), "{best:?}");
 }
 
 /// The digest tells apart what gives other patches, and nothing else.

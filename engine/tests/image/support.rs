@@ -69,7 +69,8 @@ pub(crate) fn noise(size: ImageSize) -> RgbImage {
 
 pub(crate) fn sha256(bytes: &[u8]) -> String {
     let digest = Sha256::digest(bytes);
-    digest.iter().map(|byte| format!("{byte:02x}")).collect()
+    let digits: Vec<String> = digest.iter().map(|byte| format!("{byte:02x}")).collect();
+    digits.concat()
 }
 
 pub(crate) fn sha256_f32(values: &[f32]) -> String {
