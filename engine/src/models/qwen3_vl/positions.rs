@@ -45,19 +45,9 @@ struct Between {
 }
 
 /// Point `index` of `count` points that are spread evenly over the entries `0..side`, in f32 as the reference
-/// has it: steps from the start in the first half, from the end in the second.
+/// has it: a product that is exact, then one division.
 fn even_steps(index: usize, count: usize, side: usize) -> Between {
-    let end = (side - 1) as f32;
-    let step = if count > 1 {
-        end / (count - 1) as f32
-    } else {
-        0.0
-    };
-    let point = if index < count / 2 || count == 1 {
-        step * index as f32
-    } else {
-        end - step * (count - 1 - index) as f32
-    };
+    let point = (index * (side - 1)) as f32 / count.saturating_sub(1).max(1) as f32;
     let below = (point as usize).min(side - 1);
     Between {
         below,
@@ -69,6 +59,7 @@ fn even_steps(index: usize, count: usize, side: usize) -> Between {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::load::safetensors;
 
     #[test]
     fn places_go_square_by_square() {
@@ -101,6 +92,35 @@ mod tests {
                     (f64::from(found) - expected).abs() < 1e-2,
                     "{row} {column}: {found}"
                 );
+            }
+        }
+    }
+
+    /// Field case C013, against the reference's weights, to the bit.
+    #[test]
+    fn weights_are_those_of_the_reference() {
+        let path = concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/../testdata/vl/tables/tables.safetensors"
+        );
+        let tables = safetensors::open(path.as_ref()).unwrap();
+        let value = |entry: usize| (entry / 48 * 1000 + entry % 48) as f32;
+        for [height, width] in [[2, 2], [16, 16], [32, 52], [96, 6]] {
+            let read = |name: &str| tables.get(&format!("{name}.{height}x{width}")).unwrap();
+            let weights = read("weights").read_all();
+            let interpolated = read("interpolated").read_all();
+            let places = places(height, width, 2);
+            assert_eq!(places.len(), interpolated.len());
+            let expected = weights.as_chunks::<4>().0.iter().zip(&interpolated);
+            for (&place, (weights, interpolated)) in places.iter().zip(expected) {
+                let corners = corners(place, [height, width], 48);
+                let what = format!("{place:?} of {height} x {width}");
+                assert_eq!(corners.map(|(_, weight)| weight), *weights, "{what}");
+                let sum: f32 = corners
+                    .map(|(entry, weight)| value(entry) * weight)
+                    .iter()
+                    .sum();
+                assert!((sum - interpolated).abs() < 1e-2, "{what}: {sum}");
             }
         }
     }
