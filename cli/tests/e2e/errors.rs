@@ -6,14 +6,14 @@ use std::path::Path;
 use crate::support::{Outcome, cider, f_tiny, finish, finish_with, folder, run, smollm2, testdata};
 
 /// Exit code 1, nothing on standard output, one line of error that has all `parts`.
-fn failed(outcome: &Outcome, parts: &[&str]) {
+pub(crate) fn failed(outcome: &Outcome, parts: &[&str]) {
     assert_eq!(outcome.status.code(), Some(1), "{outcome:?}");
     assert_eq!(outcome.stdout, "", "{outcome:?}");
     one_line(outcome, parts);
 }
 
 /// Exit code 2, and the same.
-fn refused(outcome: &Outcome, parts: &[&str]) {
+pub(crate) fn refused(outcome: &Outcome, parts: &[&str]) {
     assert_eq!(outcome.status.code(), Some(2), "{outcome:?}");
     assert_eq!(outcome.stdout, "", "{outcome:?}");
     one_line(outcome, parts);
@@ -212,7 +212,7 @@ fn the_environment_is_checked() {
 #[test]
 fn wrong_use_has_exit_code_2() {
     let model = smollm2();
-    refused(&run(["run"]), &["no MODEL", "scripts/fetch-smollm2"]);
+    refused(&run(["run"]), &["prompt is empty"]);
     refused(&run(["run", model, ""]), &["prompt is empty"]);
     refused(
         &finish_with(cider().args(["run", model]), b"\n"),

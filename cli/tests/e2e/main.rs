@@ -12,6 +12,9 @@ mod answers;
 mod bits;
 mod errors;
 mod memory;
+mod parity;
+mod picture_errors;
+mod pictures;
 mod process;
 #[path = "../../../testdata/recipe.rs"]
 mod recipe;

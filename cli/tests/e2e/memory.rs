@@ -11,7 +11,7 @@ use serde_json::json;
 use crate::support::{cider, folder, smollm2};
 
 /// The largest anonymous memory of a process, looked at until it ends.
-fn peak_anonymous(child: &mut Child) -> u64 {
+pub(crate) fn peak_anonymous(child: &mut Child) -> u64 {
     let path = format!("/proc/{}/status", child.id());
     let mut peak = 0;
     while child.try_wait().unwrap().is_none() {
@@ -26,7 +26,8 @@ fn peak_anonymous(child: &mut Child) -> u64 {
     peak
 }
 
-fn start(command: &mut Command) -> Child {
+/// Starts a command whose output is kept.
+pub(crate) fn start(command: &mut Command) -> Child {
     command
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use std::{fs, thread};
 
 use crate::recipe;
-use crate::support::{cider, f_tiny, finish, folder, run, smollm2, testdata};
+use crate::support::{cider, f_tiny, finish, folder, root, run, smollm2, testdata};
 
 #[test]
 fn a_reader_that_goes_away_is_a_normal_end() {
@@ -213,10 +213,16 @@ fn the_end_of_input_ends_a_chat() {
 
 /// What a terminal shows of a chat in which a person types `lines`, each after the last answer.
 fn chat(lines: &[&str]) -> String {
+    chat_with(smollm2(), lines)
+}
+
+/// The same with another model.
+pub(crate) fn chat_with(model: &str, lines: &[&str]) -> String {
     let mut command = Command::new("python3");
     command
-        .args(["-c", TERMINAL, env!("CARGO_BIN_EXE_cider"), smollm2()])
-        .args(lines);
+        .args(["-c", TERMINAL, env!("CARGO_BIN_EXE_cider"), model])
+        .args(lines)
+        .current_dir(root());
     finish(&mut command).succeeded().stdout
 }
 

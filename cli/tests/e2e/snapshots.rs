@@ -6,7 +6,15 @@ use crate::support::{root, run};
 
 #[test]
 fn help_is_as_it_was() {
-    let commands = ["", "run", "info", "debug", "debug logits", "debug tokenize"];
+    let commands = [
+        "",
+        "run",
+        "info",
+        "debug",
+        "debug logits",
+        "debug preprocess",
+        "debug tokenize",
+    ];
     for command in commands {
         let arguments = command.split_whitespace().chain(["--help"]);
         let help = run(arguments).succeeded().stdout;

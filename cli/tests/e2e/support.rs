@@ -36,7 +36,10 @@ impl Outcome {
 /// The program with an environment that forces nothing.
 pub(crate) fn cider() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_cider"));
-    command.env_remove("CIDER_CPU").env_remove("CIDER_THREADS");
+    command
+        .env_remove("CIDER_CPU")
+        .env_remove("CIDER_THREADS")
+        .env_remove("CIDER_DATA");
     command.current_dir(root()).stdin(Stdio::null());
     command
 }
@@ -117,6 +120,48 @@ pub(crate) fn smollm2() -> &'static str {
         );
         String::from_utf8(output.stdout).unwrap().trim().to_owned()
     })
+}
+
+/// An array of i64 in a safetensors file: its shape and its elements.
+pub(crate) fn integers(path: &Path, name: &str) -> (Vec<u64>, Vec<i64>) {
+    let bytes = fs::read(path).unwrap();
+    let start = 8 + u64::from_le_bytes(*bytes.first_chunk().unwrap()) as usize;
+    let header: Value = serde_json::from_slice(&bytes[8..start]).unwrap();
+    let entry = &header[name];
+    assert_eq!(entry["dtype"], "I64", "{name} in {}", path.display());
+    let numbers = |key: &str| -> Vec<u64> {
+        let list = entry[key].as_array().unwrap().iter();
+        list.map(|number| number.as_u64().unwrap()).collect()
+    };
+    let offsets = numbers("data_offsets");
+    let data = &bytes[start..][offsets[0] as usize..offsets[1] as usize];
+    let elements = data.as_chunks::<8>().0.iter();
+    (
+        numbers("shape"),
+        elements
+            .map(|element| i64::from_le_bytes(*element))
+            .collect(),
+    )
+}
+
+/// Bytes as base64.
+pub(crate) fn encode_base64(bytes: &[u8]) -> String {
+    let letters = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut text = String::new();
+    for group in bytes.chunks(3) {
+        let mut padded = [0; 4];
+        padded[1..=group.len()].copy_from_slice(group);
+        let bits = u32::from_be_bytes(padded);
+        for place in 0..4 {
+            let letter = letters[(bits >> (18 - 6 * place) & 63) as usize];
+            text.push(if place > group.len() {
+                '='
+            } else {
+                char::from(letter)
+            });
+        }
+    }
+    text
 }
 
 /// The instruction sets of this machine; the others are printed with the reason, and counted.
