@@ -2,7 +2,7 @@
 
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::tensor::Tensor;
+use crate::tensor::{Tensor, TensorMut};
 
 /// Tokens in a block of the cache. It is also the key block of attention, so a block is reduced whole.
 pub const KV_BLOCK: usize = 64;
@@ -83,8 +83,8 @@ impl KvLayer {
 
     /// Keys and values to write directly, for tests and for restoring a saved cache.
     #[must_use]
-    pub fn parts_mut(&mut self) -> (&mut Tensor, &mut Tensor) {
-        (&mut self.keys, &mut self.values)
+    pub fn parts_mut(&mut self) -> (TensorMut<'_>, TensorMut<'_>) {
+        (self.keys.view_mut(), self.values.view_mut())
     }
 
     /// The row of `offset` in `block` for `head`.

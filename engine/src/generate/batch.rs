@@ -174,11 +174,14 @@ impl Batch {
     }
 
     /// Where the logits of a work begin.
-    pub(super) fn logits_of(&self, work: usize) -> usize {
-        self.starts[work][2]
+    pub(super) fn logits_of(&self, work: usize) -> Range<usize> {
+        let start = |work: usize| self.starts.get(work).map(|starts| starts[2]);
+        let end = self.logits.len();
+        start(work).unwrap_or(end)..start(work + 1).unwrap_or(end)
     }
 
-    fn clear(&mut self) {
+    /// Empties the batch: no logits are there then.
+    pub(super) fn clear(&mut self) {
         self.ids.clear();
         self.positions.clear();
         self.later_axes.iter_mut().for_each(Vec::clear);

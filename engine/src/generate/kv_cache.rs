@@ -2,6 +2,7 @@
 
 use cider_kernels::{DType, KV_BLOCK, KvLayer};
 
+use super::batch::Work;
 use super::sequence::Sequence;
 use crate::error::{Error, Result};
 use crate::load::ModelConfig;
@@ -56,6 +57,20 @@ impl KvCache {
         self.free.len()
     }
 
+    /// Refuses works that need more blocks together than are free.
+    pub(super) fn check_room(&self, work: &[Work<'_>]) -> Result<()> {
+        let missing = |item: &Work<'_>| {
+            let end = item.sequence.computed + item.tokens;
+            end.div_ceil(KV_BLOCK)
+                .saturating_sub(item.sequence.blocks.len())
+        };
+        let missing: usize = work.iter().map(missing).sum();
+        if missing > self.free.len() {
+            return Err(full(missing, self.free.len()));
+        }
+        Ok(())
+    }
+
     /// Gives a sequence the blocks it needs for its first `tokens` tokens.
     ///
     /// # Errors
@@ -65,11 +80,7 @@ impl KvCache {
             .div_ceil(KV_BLOCK)
             .saturating_sub(sequence.blocks.len());
         if missing > self.free.len() {
-            let free = self.free.len() * KV_BLOCK;
-            return Err(Error::Request(format!(
-                "the cache is full: {} more tokens needed, {free} free",
-                missing * KV_BLOCK
-            )));
+            return Err(full(missing, self.free.len()));
         }
         sequence
             .blocks
@@ -82,4 +93,13 @@ impl KvCache {
         self.free.extend(sequence.blocks.drain(..).rev());
         sequence.computed = 0;
     }
+}
+
+/// Both in blocks.
+fn full(missing: usize, free: usize) -> Error {
+    Error::Request(format!(
+        "the cache is full: {} more tokens needed, {} free",
+        missing * KV_BLOCK,
+        free * KV_BLOCK
+    ))
 }

@@ -148,7 +148,10 @@ impl Runner {
     /// # Errors
     /// When a work asks for more than there is room for; nothing is computed then.
     pub fn step(&mut self, work: &mut [Work<'_>]) -> Result<()> {
+        // What the last step left is gone, whether this one is taken or refused.
+        self.batch.clear();
         self.check(work)?;
+        self.cache.check_room(work)?;
         for item in work.iter_mut() {
             let end = item.sequence.computed + item.tokens;
             self.cache.grow(item.sequence, end)?;
@@ -182,11 +185,10 @@ impl Runner {
     /// # Errors
     /// When that token's logits were not asked for.
     pub fn logits(&mut self, work: usize, token: usize) -> Result<&mut [f32]> {
-        let row = self.batch.logits_of(work) + token;
-        if row >= self.batch.logits().len() {
+        let Some(row) = self.batch.logits_of(work).nth(token) else {
             let what = format!("logits {token} of work {work} were not asked for");
             return Err(Error::Request(what));
-        }
+        };
         let columns = self.arena.logits.cols();
         Ok(&mut self.arena.logits.as_mut_slice::<f32>()?[row * columns..][..columns])
     }
@@ -229,7 +231,9 @@ impl Runner {
     }
 
     fn check(&self, work: &[Work<'_>]) -> Result<()> {
-        let rows: usize = work.iter().map(|item| item.tokens).sum();
+        let rows = work
+            .iter()
+            .fold(0_usize, |sum, item| sum.saturating_add(item.tokens));
         let logits: usize = work.iter().map(|item| item.logits.count(item.tokens)).sum();
         if rows > self.rows || logits > self.logits {
             return Err(Error::Request(format!(

@@ -30,7 +30,7 @@ impl Sequence {
     /// A sequence whose first `prompt` tokens are the prompt and the others count as generated.
     #[must_use]
     pub fn with_prompt(tokens: &[u32], prompt: usize, capacity: usize) -> Self {
-        let capacity = capacity.max(tokens.len());
+        let capacity = capacity.min(MOST_RESERVED).max(tokens.len());
         let mut all = Vec::with_capacity(capacity);
         all.extend_from_slice(tokens);
         let blocks = Vec::with_capacity(capacity.div_ceil(cider_kernels::KV_BLOCK));
@@ -137,6 +137,9 @@ impl Sequence {
         self.images = images;
     }
 }
+
+/// Tokens that room is made for ahead of time; longer sequences grow.
+const MOST_RESERVED: usize = 1 << 22;
 
 #[cfg(test)]
 mod tests {

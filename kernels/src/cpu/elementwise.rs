@@ -18,7 +18,7 @@ pub(super) fn gated(
     mut out: RowsOut<'_>,
 ) -> Result<()> {
     check_gated(gate, up, &out)?;
-    let out = Out::new(&mut out, gate.rows(), gate.cols())?;
+    let out = Out::new(backend, &mut out, gate.rows(), gate.cols())?;
     let padded = gate.cols().next_multiple_of(LANES);
     backend.each_row(
         gate.rows(),

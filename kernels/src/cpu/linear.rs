@@ -11,7 +11,7 @@ use super::simd::{Kernel, LANES, Simd};
 use crate::backend::{LinearArgs, LinearInput};
 use crate::check::{check_linear, check_matmul_i32};
 use crate::dtype::{DType, Element};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::quant::{Format, SEGMENT};
 use crate::rows::QuantizedRows;
 use crate::tensor::{TensorMut, TensorRef};
@@ -20,6 +20,9 @@ use crate::weights::Weights;
 /// `out = input . weights + bias`.
 pub(super) fn linear(backend: &CpuBackend, mut args: LinearArgs<'_>) -> Result<()> {
     check_linear(&args)?;
+    if let LinearInput::Int8(rows) = args.input {
+        check_layout(backend, rows)?;
+    }
     let out = OutRows::new(&mut args.out)?;
     run(backend, args.input, args.weights, out);
     Ok(())
@@ -33,9 +36,21 @@ pub(super) fn matmul_i32(
     mut out: TensorMut<'_>,
 ) -> Result<()> {
     check_matmul_i32(input, weights, &out)?;
+    check_layout(backend, input)?;
     let out = OutRows::new(&mut out)?;
     run(backend, LinearInput::Int8(input), weights, out);
     Ok(())
+}
+
+/// Refuses rows that another backend laid out: their bytes mean other numbers here.
+fn check_layout(backend: &CpuBackend, rows: &QuantizedRows) -> Result<()> {
+    if rows.bias == backend.level.isa().activation_bias() {
+        return Ok(());
+    }
+    Err(Error::shape(
+        "linear",
+        "the rows were quantised by a backend with another layout",
+    ))
 }
 
 fn run(backend: &CpuBackend, input: LinearInput<'_>, weights: &Weights, out: OutRows<'_>) {

@@ -66,9 +66,9 @@ impl CpuBackend {
     /// # Errors
     /// When this machine lacks the instruction set, or `threads` is 0.
     pub fn new(isa: Isa, threads: usize) -> Result<Self> {
-        if threads == 0 {
+        if !(1..=MAX_THREADS).contains(&threads) {
             return Err(Error::Device {
-                what: "threads: expected at least 1, got 0".into(),
+                what: format!("threads: expected 1 to {MAX_THREADS}, got {threads}"),
             });
         }
         let pool = Pool::new(threads);
@@ -313,6 +313,9 @@ impl Scratch {
         (&mut self.floats[..floats], &mut self.bytes[..bytes])
     }
 }
+
+/// The most threads that are started; more only wait for each other.
+const MAX_THREADS: usize = 1024;
 
 /// Elements a thread takes at a time in ops that go row by row: less is not worth waking a thread.
 const ROW_TASK: usize = 16 * 1024;

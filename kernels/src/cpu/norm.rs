@@ -20,7 +20,7 @@ pub(super) fn norm(backend: &CpuBackend, args: NormArgs<'_>) -> Result<()> {
         out,
     } = args;
     let mut out = out;
-    let out = Out::new(&mut out, x.rows(), x.cols())?;
+    let out = Out::new(backend, &mut out, x.rows(), x.cols())?;
     let (padded, segment) = (
         x.cols().next_multiple_of(LANES),
         weight.len().next_multiple_of(LANES),

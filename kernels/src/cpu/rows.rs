@@ -20,7 +20,7 @@ pub(super) fn quantize(
     out: &mut QuantizedRows,
 ) -> Result<()> {
     check_quantize(x)?;
-    let out = OutQuantized::start(out, x.rows(), x.cols())?;
+    let out = OutQuantized::start(backend, out, x.rows(), x.cols())?;
     backend.each_row(
         x.rows(),
         x.cols(),
@@ -132,10 +132,15 @@ pub(super) enum Out<'a> {
 }
 
 impl<'a> Out<'a> {
-    pub(super) fn new(out: &'a mut RowsOut<'_>, rows: usize, cols: usize) -> Result<Self> {
+    pub(super) fn new(
+        backend: &CpuBackend,
+        out: &'a mut RowsOut<'_>,
+        rows: usize,
+        cols: usize,
+    ) -> Result<Self> {
         match out {
             RowsOut::Float(out) => Ok(Self::Float(OutRows::new(out)?)),
-            RowsOut::Int8(out) => Ok(Self::Int8(OutQuantized::start(out, rows, cols)?)),
+            RowsOut::Int8(out) => Ok(Self::Int8(OutQuantized::start(backend, out, rows, cols)?)),
         }
     }
 
@@ -300,8 +305,15 @@ pub(super) struct OutQuantized<'a> {
 }
 
 impl<'a> OutQuantized<'a> {
-    pub(super) fn start(out: &'a mut QuantizedRows, rows: usize, cols: usize) -> Result<Self> {
+    pub(super) fn start(
+        backend: &CpuBackend,
+        out: &'a mut QuantizedRows,
+        rows: usize,
+        cols: usize,
+    ) -> Result<Self> {
         out.start(rows, cols)?;
+        // The rows may have been made by another backend: from now on they are laid out as ours.
+        out.bias = backend.level.isa().activation_bias();
         let stride = out.stride;
         Ok(Self {
             data: Shared::new(out.data.as_mut_slice()),

@@ -479,11 +479,13 @@ fn batch(dtype: DType) -> Case {
 pub(crate) fn poison(cache: &mut KvLayer) -> Result<(), Failure> {
     let dtype = cache.dtype();
     let (keys, values) = cache.parts_mut();
-    for tensor in [keys, values] {
-        match dtype {
-            DType::F32 => tensor.as_mut_slice()?.fill(f32::NAN),
-            DType::F16 => tensor.as_mut_slice()?.fill(f16::NAN),
-            _ => tensor.as_mut_slice()?.fill(bf16::NAN),
+    for mut view in [keys, values] {
+        for row in 0..view.rows() {
+            match dtype {
+                DType::F32 => view.row_mut::<f32>(row)?.fill(f32::NAN),
+                DType::F16 => view.row_mut::<f16>(row)?.fill(f16::NAN),
+                _ => view.row_mut::<bf16>(row)?.fill(bf16::NAN),
+            }
         }
     }
     Ok(())
@@ -492,8 +494,7 @@ pub(crate) fn poison(cache: &mut KvLayer) -> Result<(), Failure> {
 fn write(cache: &mut KvLayer, row: usize, key: &[f32], value: &[f32]) -> Result<(), Failure> {
     let dtype = cache.dtype();
     let (keys, values) = cache.parts_mut();
-    for (tensor, from) in [(keys, key), (values, value)] {
-        let mut view = tensor.view_mut();
+    for (mut view, from) in [(keys, key), (values, value)] {
         match dtype {
             DType::F32 => view.row_mut::<f32>(row)?.copy_from_slice(from),
             DType::F16 => {
