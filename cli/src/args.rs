@@ -26,7 +26,7 @@ pub(crate) enum Command {
     #[command(subcommand)]
     Debug(DebugCommand),
     Info(InfoArgs),
-    Run(RunArgs),
+    Run(Box<RunArgs>),
 }
 
 /// Answers a prompt, about pictures too; without one, on a terminal, chats
@@ -202,7 +202,7 @@ pub(crate) struct InfoArgs {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum DebugCommand {
-    Logits(LogitsArgs),
+    Logits(Box<LogitsArgs>),
     Preprocess(PreprocessArgs),
     Tokenize(TokenizeArgs),
 }

@@ -1,5 +1,6 @@
 //! The figures of an answer, as a line and as JSON.
 
+use std::fmt::Write as _;
 use std::path::Path;
 use std::time::Duration;
 
@@ -130,10 +131,14 @@ impl<'a> Report<'a> {
         let mut prompt = format!("{} prompt tokens", self.prompt_tokens);
         if self.images > 0 {
             let noun = if self.images == 1 { "image" } else { "images" };
-            prompt += &format!(" ({} for {} {noun})", self.image_tokens, self.images);
+            let _ = write!(
+                prompt,
+                " ({} for {} {noun})",
+                self.image_tokens, self.images
+            );
         }
         if self.cached_tokens > 0 {
-            prompt += &format!(" ({} cached)", self.cached_tokens);
+            let _ = write!(prompt, " ({} cached)", self.cached_tokens);
         }
         let memory = &self.memory;
         format!(

@@ -68,6 +68,10 @@ fn pictures_that_cannot_be_read_are_named() {
         failed(&finish(preprocessed.arg("-o").arg(&target)), &all);
         assert!(!target.exists(), "{name}");
     }
+}
+
+#[test]
+fn what_is_no_file_and_no_data_is_named() {
     let missing = run(["run", MODEL, "What?", "--image", "missing.png"]);
     failed(&missing, &["image 1 (missing.png)", "No such file"]);
     let url = "https://example.org/a.png";

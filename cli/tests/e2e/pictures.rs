@@ -1,8 +1,8 @@
 //! Pictures: what the small model answers, where its time goes, what it takes, and what a terminal does with them.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::{fs, slice};
 
 use serde_json::Value;
 
@@ -144,7 +144,7 @@ fn pictures_come_in_their_order_and_raw_prompts_name_their_places() {
     assert_eq!(swapped.stdout, "The second image shows a circle.\n");
     let report = |command: &mut Command| finish(command).succeeded().json();
     let chat = report(&mut ask(
-        &[first.clone()],
+        slice::from_ref(&first),
         "Is there a circle?",
         &["--json"],
     ));
@@ -211,7 +211,11 @@ fn a_screenshot_takes_little_more_memory_than_the_model() {
     // Once as the model wants it, once in all its 1280x832 pixels.
     for (most, tokens) in [("144", 100..=144), ("1040", 1040..=1040)] {
         let more = ["--json", "--max-tokens", "16", "--max-image-tokens", most];
-        let mut child = start(&mut ask(&[file.clone()], "What is in this image?", &more));
+        let mut child = start(&mut ask(
+            slice::from_ref(&file),
+            "What is in this image?",
+            &more,
+        ));
         let peak = peak_anonymous(&mut child);
         let output = child.wait_with_output().unwrap();
         assert!(output.status.success(), "{output:?}");
