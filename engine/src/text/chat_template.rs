@@ -1,6 +1,5 @@
 //! Messages to the prompt a model was trained on.
 
-use std::fs;
 use std::io;
 use std::ops::Range;
 use std::path::Path;
@@ -87,7 +86,9 @@ impl ChatTemplate {
         gguf: Option<&str>,
     ) -> Result<Option<Self>> {
         if let Some(path) = chosen {
-            let source = fs::read_to_string(path).map_err(Error::io(path))?;
+            let Some(source) = tokenizer_files::read_text(path)? else {
+                return Err(Error::io(path)(io::ErrorKind::NotFound.into()));
+            };
             return Self::new(&source, &path.display().to_string()).map(Some);
         }
         if let Some(found) = folder.map(Self::find_in_folder).transpose()?.flatten() {
@@ -99,10 +100,8 @@ impl ChatTemplate {
 
     fn find_in_folder(folder: &Path) -> Result<Option<Self>> {
         let path = folder.join("chat_template.jinja");
-        match fs::read_to_string(&path) {
-            Ok(source) => return Self::new(&source, "chat_template.jinja").map(Some),
-            Err(e) if e.kind() == io::ErrorKind::NotFound => {}
-            Err(e) => return Err(Error::io(path)(e)),
+        if let Some(source) = tokenizer_files::read_text(&path)? {
+            return Self::new(&source, "chat_template.jinja").map(Some);
         }
         for name in ["chat_template.json", "tokenizer_config.json"] {
             let path = folder.join(name);
@@ -144,6 +143,13 @@ impl ChatTemplate {
             source_name: source_name.to_owned(),
             what: template_env::describe(e),
         };
+        let length = source.len().max(tool_use.map_or(0, str::len));
+        if length > MAX_LENGTH {
+            return Err(Error::Template {
+                source_name: source_name.to_owned(),
+                what: format!("{length} bytes exceed the limit of {MAX_LENGTH}"),
+            });
+        }
         let mut environment = template_env::new().map_err(|e| failed(&e))?;
         for (name, source) in [(DEFAULT, Some(source)), (TOOL_USE, tool_use)] {
             let Some(source) = source else { continue };
@@ -324,6 +330,8 @@ impl Prompt {
     }
 }
 
+/// Bytes of the longest template that is compiled: those of models have some ten thousand.
+const MAX_LENGTH: usize = 64 << 10;
 const DEFAULT: &str = "default";
 const TOOL_USE: &str = "tool_use";
 /// A text no template contains.

@@ -271,8 +271,17 @@ fn token_text(config: &Value, name: &str) -> Option<String> {
     Some(text.to_owned())
 }
 
-/// `None` if there is no such file.
-fn read_text(path: &Path) -> Result<Option<String>> {
+/// `None` if there is no such file. What is no file, or larger than any of its kind, is not read.
+pub(super) fn read_text(path: &Path) -> Result<Option<String>> {
+    if let Ok(metadata) = fs::metadata(path) {
+        if !metadata.is_file() {
+            return Err(bad(path, "not a regular file"));
+        }
+        if metadata.len() > MAX_BYTES {
+            let what = format!("{} bytes exceed the limit of {MAX_BYTES}", metadata.len());
+            return Err(bad(path, &what));
+        }
+    }
     match fs::read_to_string(path) {
         Ok(text) => Ok(Some(text)),
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -364,3 +373,6 @@ const NAMES: [&str; 7] = [
     "cls_token",
     "mask_token",
 ];
+
+/// The largest file that is read: the tokenizer of a vocabulary of 250,000 has some 20 megabytes.
+const MAX_BYTES: u64 = 128 << 20;
