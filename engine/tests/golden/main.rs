@@ -6,6 +6,7 @@
 mod independence;
 mod logits;
 mod memory;
+mod misuse;
 mod numbers;
 #[path = "../../../testdata/recipe.rs"]
 mod recipe;

@@ -232,6 +232,8 @@ fn hostile_and_broken_templates_end_with_an_error() {
         .unwrap()
         .render_variables(&Map::new());
     assert!(error.unwrap_err().to_string().contains("fuel"));
+    let error = ChatTemplate::new(&"1+".repeat(40_000), "endless").unwrap_err();
+    assert!(error.to_string().contains("80000 bytes exceed"), "{error}");
     let error = ChatTemplate::new("a\n{% if %}", "broken.jinja")
         .unwrap_err()
         .to_string();
