@@ -1,6 +1,6 @@
 //! Messages to the prompt a model was trained on.
 
-use std::io;
+use std::fs;
 use std::ops::Range;
 use std::path::Path;
 
@@ -86,9 +86,8 @@ impl ChatTemplate {
         gguf: Option<&str>,
     ) -> Result<Option<Self>> {
         if let Some(path) = chosen {
-            let Some(source) = tokenizer_files::read_text(path)? else {
-                return Err(Error::io(path)(io::ErrorKind::NotFound.into()));
-            };
+            fs::metadata(path).map_err(Error::io(path))?;
+            let source = tokenizer_files::read_text(path)?.unwrap_or_default();
             return Self::new(&source, &path.display().to_string()).map(Some);
         }
         if let Some(found) = folder.map(Self::find_in_folder).transpose()?.flatten() {
