@@ -356,7 +356,7 @@ const MAX_THREADS: usize = 1024;
 
 const AFTER_HELP: &str = "\
 Environment:
-  CIDER_CPU      forces an instruction set: scalar, avx2, avx_vnni, avx512_vnni
+  CIDER_CPU      forces an instruction set: scalar, avx2, avx_vnni, avx512_vnni, avx512_bf16
   CIDER_DATA     the folder with the models that come with the program
   CIDER_THREADS  the number of threads; --threads wins
 

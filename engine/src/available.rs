@@ -134,7 +134,7 @@ fn why_no_int8_units(isa: Isa) -> Option<&'static str> {
     match isa {
         Isa::Scalar => Some("portable code multiplies one by one"),
         Isa::Avx2 => Some("AVX2 multiplies 16-bit integers, it has no dot product of bytes"),
-        Isa::AvxVnni | Isa::Avx512Vnni => None,
+        Isa::AvxVnni | Isa::Avx512Vnni | Isa::Avx512Bf16 => None,
     }
 }
 

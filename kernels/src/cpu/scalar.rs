@@ -26,9 +26,12 @@ impl Simd for Scalar {
     type Quads = [[i8; 4]; LANES];
     type Four = [i8; 4];
     type Acc = I;
+    type Pairs = [F; 2];
+    type Two = [f32; 2];
 
     const WIDE: bool = false;
     const BIAS: u8 = 0;
+    const BF16_DOT: bool = false;
 
     #[inline(always)]
     fn splat(self, x: f32) -> F {
@@ -234,4 +237,38 @@ impl Simd for Scalar {
     unsafe fn finish(self, acc: I, _weight_sums: *const i32) -> I {
         acc
     }
+    #[inline(always)]
+    unsafe fn load_pairs(self, p: *const u8) -> [F; 2] {
+        // SAFETY: the caller promises 64 bytes.
+        unsafe { self.load_bf16_pairs(p) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_quads_pairs(self, p: *const u8) -> [[F; 2]; 2] {
+        // SAFETY: the caller promises 64 bytes.
+        let [a, b, c, d] = unsafe { self.load_quads_f32(p) };
+        [[a, b], [c, d]]
+    }
+
+    #[inline(always)]
+    unsafe fn load_octets_pairs(self, p: *const u8) -> [[F; 2]; 4] {
+        // SAFETY: the caller promises 64 bytes.
+        let [a, b, c, d, e, f, g, h] = unsafe { self.load_octets_f32(p) };
+        [[a, b], [c, d], [e, f], [g, h]]
+    }
+
+    #[inline(always)]
+    unsafe fn load_two(self, p: *const u8) -> [f32; 2] {
+        // SAFETY: the caller promises four bytes.
+        let bits = unsafe { p.cast::<[u16; 2]>().read_unaligned() };
+        bits.map(|bits| f32::from_bits(u32::from(bits) << 16))
+    }
+
+    #[inline(always)]
+    fn dot_pairs(self, acc: F, pairs: [F; 2], two: [f32; 2]) -> F {
+        lanes(|l| pairs[0][l].mul_add(two[0], pairs[1][l].mul_add(two[1], acc[l])))
+    }
+
+    #[inline(always)]
+    fn prefetch(self, _p: *const u8) {}
 }

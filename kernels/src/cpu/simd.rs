@@ -19,11 +19,17 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     type Four: Copy;
     /// Partial sums of [`Simd::dot`].
     type Acc: Copy;
+    /// Sixteen lanes of two bf16, ready for [`Simd::dot_pairs`].
+    type Pairs: Copy;
+    /// Two bf16, repeated for every lane.
+    type Two: Copy;
 
     /// Whether thirty-two wide registers are there: how large a block of outputs may be.
     const WIDE: bool;
     /// What activations are combined with in memory (exclusive or): `0x80` where the dot product takes them unsigned.
     const BIAS: u8;
+    /// Whether [`Simd::dot_pairs`] is one instruction.
+    const BF16_DOT: bool;
 
     fn splat(self, x: f32) -> Self::F;
     /// # Safety
@@ -108,6 +114,26 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// # Safety
     /// Sixteen i32 must be readable.
     unsafe fn finish(self, acc: Self::Acc, weight_sums: *const i32) -> Self::I;
+
+    /// # Safety
+    /// 64 bytes must be readable.
+    unsafe fn load_pairs(self, p: *const u8) -> Self::Pairs;
+    /// Sixteen quads of INT8 as bf16, which is exact: the first two and the last two of each.
+    /// # Safety
+    /// 64 bytes must be readable.
+    unsafe fn load_quads_pairs(self, p: *const u8) -> [Self::Pairs; 2];
+    /// Sixteen octets of nibbles (value + 8) as bf16, two columns at a time.
+    /// # Safety
+    /// 64 bytes must be readable.
+    unsafe fn load_octets_pairs(self, p: *const u8) -> [Self::Pairs; 4];
+    /// # Safety
+    /// Four bytes must be readable.
+    unsafe fn load_two(self, p: *const u8) -> Self::Two;
+    /// `acc`, plus the product of the second bf16 of each pair, plus that of the first; each sum is rounded
+    /// once. Where it is one instruction it takes subnormals for zeros.
+    fn dot_pairs(self, acc: Self::F, pairs: Self::Pairs, two: Self::Two) -> Self::F;
+    /// Asks for the cache line of `p`, which may be any address.
+    fn prefetch(self, p: *const u8);
 }
 
 /// Work that is compiled once per instruction set.

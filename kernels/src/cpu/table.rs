@@ -20,11 +20,19 @@ pub enum Isa {
     AvxVnni,
     /// AVX-512 F, BW, DQ, VL with the byte dot product of AVX-512 VNNI.
     Avx512Vnni,
+    /// The same with the bf16 dot product of AVX512-BF16.
+    Avx512Bf16,
 }
 
 impl Isa {
     /// Every instruction set, best last.
-    pub const ALL: [Self; 4] = [Self::Scalar, Self::Avx2, Self::AvxVnni, Self::Avx512Vnni];
+    pub const ALL: [Self; 5] = [
+        Self::Scalar,
+        Self::Avx2,
+        Self::AvxVnni,
+        Self::Avx512Vnni,
+        Self::Avx512Bf16,
+    ];
 
     /// Those that this machine has, best last.
     #[must_use]
@@ -52,6 +60,7 @@ impl Isa {
             Self::Avx2 => "avx2",
             Self::AvxVnni => "avx_vnni",
             Self::Avx512Vnni => "avx512_vnni",
+            Self::Avx512Bf16 => "avx512_bf16",
         }
     }
 
@@ -72,14 +81,14 @@ impl Isa {
 
     /// Whether blocks of outputs may use thirty-two wide registers.
     pub(crate) fn is_wide(self) -> bool {
-        self == Self::Avx512Vnni
+        matches!(self, Self::Avx512Vnni | Self::Avx512Bf16)
     }
 
     /// What quantised activations are combined with in memory (exclusive or).
     pub(crate) fn activation_bias(self) -> u8 {
         match self {
             Self::Scalar | Self::Avx2 => 0,
-            Self::AvxVnni | Self::Avx512Vnni => 0x80,
+            Self::AvxVnni | Self::Avx512Vnni | Self::Avx512Bf16 => 0x80,
         }
     }
 
@@ -95,13 +104,11 @@ impl Isa {
                 Self::Scalar => return Vec::new(),
                 Self::Avx2 => Vec::new(),
                 Self::AvxVnni => vec![("avxvnni", is_x86_feature_detected!("avxvnni"))],
-                Self::Avx512Vnni => vec![
-                    ("avx512f", is_x86_feature_detected!("avx512f")),
-                    ("avx512bw", is_x86_feature_detected!("avx512bw")),
-                    ("avx512dq", is_x86_feature_detected!("avx512dq")),
-                    ("avx512vl", is_x86_feature_detected!("avx512vl")),
-                    ("avx512vnni", is_x86_feature_detected!("avx512vnni")),
-                ],
+                Self::Avx512Vnni => avx512_features(),
+                Self::Avx512Bf16 => {
+                    let bf16 = ("avx512bf16", is_x86_feature_detected!("avx512bf16"));
+                    avx512_features().into_iter().chain([bf16]).collect()
+                }
             };
             avx2.into_iter().chain(more).collect()
         }
@@ -111,6 +118,17 @@ impl Isa {
             _ => vec![("the x86-64 architecture", false)],
         }
     }
+}
+
+#[cfg(target_arch = "x86_64")]
+fn avx512_features() -> Vec<(&'static str, bool)> {
+    vec![
+        ("avx512f", is_x86_feature_detected!("avx512f")),
+        ("avx512bw", is_x86_feature_detected!("avx512bw")),
+        ("avx512dq", is_x86_feature_detected!("avx512dq")),
+        ("avx512vl", is_x86_feature_detected!("avx512vl")),
+        ("avx512vnni", is_x86_feature_detected!("avx512vnni")),
+    ]
 }
 
 impl fmt::Display for Isa {
@@ -166,6 +184,9 @@ impl Level {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: `new` found the features.
             Isa::Avx512Vnni => unsafe { x86::avx512_vnni::run(kernel) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: `new` found the features.
+            Isa::Avx512Bf16 => unsafe { x86::avx512_bf16::run(kernel) },
             _ => kernel.run(Scalar),
         }
     }

@@ -97,9 +97,12 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     type Quads = [__m256i; 4];
     type Four = __m256i;
     type Acc = [__m256i; 4];
+    type Pairs = [F; 2];
+    type Two = [F; 2];
 
     const WIDE: bool = false;
     const BIAS: u8 = if VNNI { 0x80 } else { 0 };
+    const BF16_DOT: bool = false;
 
     #[inline(always)]
     fn splat(self, x: f32) -> F {
@@ -409,5 +412,40 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
                 _mm256_sub_epi32(acc[1], high),
             ]
         }
+    }
+    #[inline(always)]
+    unsafe fn load_pairs(self, p: *const u8) -> [F; 2] {
+        unsafe { self.load_bf16_pairs(p) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_quads_pairs(self, p: *const u8) -> [[F; 2]; 2] {
+        let [a, b, c, d] = unsafe { self.load_quads_f32(p) };
+        [[a, b], [c, d]]
+    }
+
+    #[inline(always)]
+    unsafe fn load_octets_pairs(self, p: *const u8) -> [[F; 2]; 4] {
+        let [a, b, c, d, e, f, g, h] = unsafe { self.load_octets_f32(p) };
+        [[a, b], [c, d], [e, f], [g, h]]
+    }
+
+    #[inline(always)]
+    unsafe fn load_two(self, p: *const u8) -> [F; 2] {
+        let bits = unsafe { p.cast::<u32>().read_unaligned() };
+        [
+            self.splat(f32::from_bits(bits << 16)),
+            self.splat(f32::from_bits(bits & 0xffff_0000)),
+        ]
+    }
+
+    #[inline(always)]
+    fn dot_pairs(self, acc: F, pairs: [F; 2], two: [F; 2]) -> F {
+        self.fma(pairs[0], two[0], self.fma(pairs[1], two[1], acc))
+    }
+
+    #[inline(always)]
+    fn prefetch(self, p: *const u8) {
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
     }
 }

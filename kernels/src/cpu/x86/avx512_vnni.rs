@@ -1,4 +1,4 @@
-//! AVX-512 with VNNI: sixteen lanes in one register.
+//! AVX-512 with VNNI: sixteen lanes in one register. With `BF16`, the dot product of AVX512-BF16.
 #![expect(
     clippy::undocumented_unsafe_blocks,
     reason = "one proof for the file: a value of `Avx512` exists only inside `run`, whose features are \
@@ -19,17 +19,38 @@ use crate::cpu::simd::{Kernel, Simd};
 /// The CPU must have AVX-512 F, BW, DQ, VL and VNNI, and AVX2, FMA and F16C.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 pub(crate) unsafe fn run<K: Kernel>(kernel: K) -> K::Output {
-    kernel.run(Avx512(()))
+    kernel.run(Avx512::<false>(()))
 }
 
-/// The vector operations of AVX-512.
+/// The vector operations of AVX-512; `BF16` takes the dot product of AVX512-BF16.
 #[derive(Clone, Copy)]
-pub(crate) struct Avx512(());
+pub(crate) struct Avx512<const BF16: bool>(pub(super) ());
 
-impl Avx512 {
+impl<const BF16: bool> Avx512<BF16> {
     #[inline(always)]
     fn byte_to_f32<const LEFT: u32>(self, v: __m512i) -> __m512 {
         unsafe { _mm512_cvtepi32_ps(_mm512_srai_epi32::<24>(_mm512_slli_epi32::<LEFT>(v))) }
+    }
+
+    /// The halves of each lane as two floats.
+    #[inline(always)]
+    fn widen_pairs(self, v: __m512i) -> [__m512; 2] {
+        unsafe {
+            let high = _mm512_set1_epi32(0xffff_0000_u32 as i32);
+            [
+                _mm512_castsi512_ps(_mm512_slli_epi32::<16>(v)),
+                _mm512_castsi512_ps(_mm512_and_si512(v, high)),
+            ]
+        }
+    }
+
+    /// Two floats that bf16 holds exactly as the halves of each lane.
+    #[inline(always)]
+    fn pair(self, first: __m512, second: __m512) -> __m512i {
+        unsafe {
+            let first = _mm512_srli_epi32::<16>(_mm512_castps_si512(first));
+            _mm512_or_si512(first, _mm512_castps_si512(second))
+        }
     }
 
     #[inline(always)]
@@ -43,15 +64,18 @@ impl Avx512 {
     }
 }
 
-impl Simd for Avx512 {
+impl<const BF16: bool> Simd for Avx512<BF16> {
     type F = __m512;
     type I = __m512i;
     type Quads = __m512i;
     type Four = __m512i;
     type Acc = __m512i;
+    type Pairs = __m512i;
+    type Two = __m512i;
 
     const WIDE: bool = true;
     const BIAS: u8 = 0x80;
+    const BF16_DOT: bool = BF16;
 
     #[inline(always)]
     fn splat(self, x: f32) -> __m512 {
@@ -104,14 +128,7 @@ impl Simd for Avx512 {
 
     #[inline(always)]
     unsafe fn load_bf16_pairs(self, p: *const u8) -> [__m512; 2] {
-        unsafe {
-            let v = _mm512_loadu_si512(p.cast());
-            let high = _mm512_set1_epi32(0xffff_0000_u32 as i32);
-            [
-                _mm512_castsi512_ps(_mm512_slli_epi32::<16>(v)),
-                _mm512_castsi512_ps(_mm512_and_si512(v, high)),
-            ]
-        }
+        self.widen_pairs(unsafe { _mm512_loadu_si512(p.cast()) })
     }
 
     #[inline(always)]
@@ -279,4 +296,71 @@ impl Simd for Avx512 {
             )
         }
     }
+    #[inline(always)]
+    unsafe fn load_pairs(self, p: *const u8) -> __m512i {
+        unsafe { _mm512_loadu_si512(p.cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_quads_pairs(self, p: *const u8) -> [__m512i; 2] {
+        let [a, b, c, d] = unsafe { self.load_quads_f32(p) };
+        [self.pair(a, b), self.pair(c, d)]
+    }
+
+    #[inline(always)]
+    unsafe fn load_octets_pairs(self, p: *const u8) -> [__m512i; 4] {
+        unsafe {
+            // A byte becomes a word, whose low five bits choose from a table of which both halves are equal:
+            // the fifth bit belongs to the other nibble.
+            let first = _mm512_broadcast_i32x4(_mm_setr_epi8(
+                0, -1, 1, -1, 4, -1, 5, -1, 8, -1, 9, -1, 12, -1, 13, -1,
+            ));
+            let second = _mm512_broadcast_i32x4(_mm_setr_epi8(
+                2, -1, 3, -1, 6, -1, 7, -1, 10, -1, 11, -1, 14, -1, 15, -1,
+            ));
+            let table = _mm512_loadu_si512(NIBBLES_BF16.as_ptr().cast());
+            let low = _mm512_loadu_si512(p.cast());
+            let high = _mm512_srli_epi16::<4>(low);
+            [(low, first), (low, second), (high, first), (high, second)]
+                .map(|(v, places)| _mm512_permutexvar_epi16(_mm512_shuffle_epi8(v, places), table))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_two(self, p: *const u8) -> __m512i {
+        unsafe { _mm512_set1_epi32(p.cast::<i32>().read_unaligned()) }
+    }
+
+    #[inline(always)]
+    fn dot_pairs(self, acc: __m512, pairs: __m512i, two: __m512i) -> __m512 {
+        if BF16 {
+            return unsafe { super::avx512_bf16::dot(acc, pairs, two) };
+        }
+        let ([a, b], [c, d]) = (self.widen_pairs(pairs), self.widen_pairs(two));
+        self.fma(a, c, self.fma(b, d, acc))
+    }
+
+    #[inline(always)]
+    fn prefetch(self, p: *const u8) {
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
+    }
 }
+
+/// -8 to 7 in bf16, twice.
+const NIBBLES_BF16: [u16; 32] = {
+    let magnitudes = [
+        0, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0, 0x4100,
+    ];
+    let mut table = [0; 32];
+    let mut i = 0;
+    while i < 32 {
+        let nibble = i % 16;
+        table[i] = if nibble < 8 {
+            0x8000 | magnitudes[8 - nibble]
+        } else {
+            magnitudes[nibble - 8]
+        };
+        i += 1;
+    }
+    table
+};
