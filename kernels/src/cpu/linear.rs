@@ -1,20 +1,28 @@
 //! Linear layers: one output per lane, columns in ascending order, so the bits depend on nothing but the
 //! row, the weights and the format.
+//!
+//! Rows are interleaved in panels (`panel.rs`), weights in tiles (`pack.rs`). A task (`plan.rs`) takes some
+//! panels, which stay in the core's cache, and lets tiles pass; what it computes at once fills the registers.
 
+use std::marker::PhantomData;
 use std::ops::Range;
 
-use super::CpuBackend;
-use super::float_tile::{DenseBf16, DenseF16, DenseF32, FloatTile, Int4, Int8};
+use super::float_tile::{self, FloatTile};
 use super::pack::{step_columns, tile_bytes};
-use super::rows::{OutRows, load_row};
+use super::panel::{self, Pack};
+use super::plan::{Plan, Shape};
+use super::product::{Bf16, Bf16Int4, Bf16Int8, F32, Int4, Int8, Product};
+use super::rows::OutRows;
 use super::simd::{Kernel, LANES, Simd};
+use super::{CpuBackend, Scratch};
 use crate::backend::{LinearArgs, LinearInput};
 use crate::check::{check_linear, check_matmul_i32};
 use crate::dtype::{DType, Element};
 use crate::error::{Error, Result};
+use crate::panels::Panels;
 use crate::quant::{Format, SEGMENT};
-use crate::rows::QuantizedRows;
-use crate::tensor::{TensorMut, TensorRef};
+use crate::rows::{QuantizedRows, UNIT};
+use crate::tensor::TensorMut;
 use crate::weights::Weights;
 
 /// `out = input . weights + bias`.
@@ -44,7 +52,7 @@ pub(super) fn matmul_i32(
 
 /// Refuses rows that another backend laid out: their bytes mean other numbers here.
 fn check_layout(backend: &CpuBackend, rows: &QuantizedRows) -> Result<()> {
-    if rows.bias == backend.level.isa().activation_bias() {
+    if rows.bias == backend.level.isa().row_layout().bias {
         return Ok(());
     }
     Err(Error::shape(
@@ -54,61 +62,131 @@ fn check_layout(backend: &CpuBackend, rows: &QuantizedRows) -> Result<()> {
 }
 
 fn run(backend: &CpuBackend, input: LinearInput<'_>, weights: &Weights, out: OutRows<'_>) {
-    let wide = if backend.level.isa().is_wide() { 4 } else { 2 };
-    let job = Job::new(input, weights, out, wide);
-    let floats = MAX_ROWS * weights.k.next_multiple_of(LANES);
-    backend.each_task(job.tasks(), floats, |level, index, floats| {
-        level.run(Task {
+    let job = Job::new(backend, input, weights, out);
+    let floats = job.floats();
+    backend.reserve(floats);
+    let number = backend.next_job();
+    backend.pool.run(job.plan.tasks(), &|worker, task| {
+        let mut scratch = backend.scratch(worker);
+        let (panels, tiles) = job.plan.task(task);
+        let packed = job.pack(backend, &mut scratch, floats, (number, panels.start));
+        backend.level.run(Task {
             job: &job,
-            index,
-            floats,
+            packed,
+            panels,
+            tiles,
         });
     });
 }
 
-/// One linear layer, cut into blocks of output that threads take in turn.
+/// One linear layer, cut into tasks.
 struct Job<'a> {
     input: LinearInput<'a>,
     weights: &'a Weights,
     out: OutRows<'a>,
-    rows: usize,
-    /// Tiles of a block.
-    wide: usize,
-    row_blocks: usize,
+    panels: Panels,
+    /// Units of a row in its panel.
+    units: usize,
+    /// Whether the panels hold bf16.
+    bf16: bool,
+    /// Steps of a tile.
+    steps: usize,
+    plan: Plan,
 }
 
 impl<'a> Job<'a> {
-    fn new(input: LinearInput<'a>, weights: &'a Weights, out: OutRows<'a>, wide: usize) -> Self {
-        let rows = input.rows();
+    fn new(
+        backend: &CpuBackend,
+        input: LinearInput<'a>,
+        weights: &'a Weights,
+        out: OutRows<'a>,
+    ) -> Self {
+        let isa = backend.level.isa();
+        let (panels, units, bf16) = match input {
+            LinearInput::Int8(rows) => (rows.panels, rows.stride / UNIT, false),
+            LinearInput::Float(x) => {
+                let bf16 = isa.has_bf16_dot()
+                    && x.dtype() == DType::Bf16
+                    && !matches!(
+                        weights.format,
+                        Format::Dense(DType::F32) | Format::Dense(DType::F16)
+                    );
+                let panels = Panels::new(x.rows(), isa.row_layout().panel_rows);
+                (panels, panel::units(x.cols(), bf16), bf16)
+            }
+        };
+        let at_once = match (isa.is_wide(), panels.each) {
+            (true, 1) => 4,
+            (true, _) => 2,
+            _ => 1,
+        };
+        let plan = Plan::new(Shape {
+            panels,
+            row_bytes: units * UNIT,
+            tiles: weights.n.div_ceil(LANES),
+            at_once,
+            threads: backend.threads(),
+            cache: backend.core_cache,
+        });
         Self {
             input,
             weights,
             out,
-            rows,
-            wide,
-            row_blocks: rows.div_ceil(ROW_BLOCK),
+            panels,
+            units,
+            bf16,
+            steps: weights.k.div_ceil(step_columns(weights.format)),
+            plan,
         }
     }
 
-    fn tiles(&self) -> usize {
-        self.weights.n.div_ceil(LANES)
+    /// Floats of working memory: a row, and the panels of a task.
+    fn floats(&self) -> usize {
+        match self.input {
+            LinearInput::Int8(_) => 0,
+            LinearInput::Float(x) => {
+                let rows = self.plan.panels_each * self.panels.each + 1;
+                x.cols().next_multiple_of(LANES) + rows * self.units
+            }
+        }
     }
 
-    fn tasks(&self) -> usize {
-        self.tiles().div_ceil(self.wide) * self.row_blocks
+    /// Where the panels of task `(job, first panel)` lie, after laying them out if this worker has not yet.
+    fn pack(
+        &self,
+        backend: &CpuBackend,
+        scratch: &mut Scratch,
+        floats: usize,
+        task: (u64, usize),
+    ) -> *const u8 {
+        match self.input {
+            LinearInput::Int8(rows) => {
+                let first = task.1 * self.panels.each * rows.stride;
+                rows.data.as_slice::<u8>()[first..].as_ptr()
+            }
+            LinearInput::Float(x) => {
+                let fresh = scratch.packed == Some(task);
+                let (floats, _) = scratch.take(floats, 0);
+                let (row, out) = floats.split_at_mut(x.cols().next_multiple_of(LANES));
+                let packed = out.as_ptr().cast();
+                if !fresh {
+                    let end = (task.1 + self.plan.panels_each).min(self.panels.count());
+                    backend.level.run(Pack {
+                        x,
+                        panels: self.panels,
+                        wanted: task.1..end,
+                        units: self.units,
+                        bf16: self.bf16,
+                        row,
+                        out: bytemuck::cast_slice_mut(out),
+                    });
+                }
+                scratch.packed = Some(task);
+                packed
+            }
+        }
     }
 
-    /// The tiles and rows of a task; neighbouring tasks share tiles.
-    fn block(&self, task: usize) -> (Range<usize>, Range<usize>) {
-        let tile = task / self.row_blocks * self.wide;
-        let row = task % self.row_blocks * ROW_BLOCK;
-        (
-            tile..(tile + self.wide).min(self.tiles()),
-            row..(row + ROW_BLOCK).min(self.rows),
-        )
-    }
-
-    /// The bytes of a tile.
     fn tile(&self, tile: usize) -> *const u8 {
         let bytes = tile_bytes(self.weights.format, self.weights.k);
         self.weights.data.as_slice::<u8>()[tile * bytes..][..bytes].as_ptr()
@@ -116,7 +194,7 @@ impl<'a> Job<'a> {
 
     /// Scales, sums or biases of the lanes of a tile.
     fn lanes<T: Element>(&self, all: &'a [T], group: usize, tile: usize) -> *const T {
-        let padded = self.tiles() * LANES;
+        let padded = self.weights.n.next_multiple_of(LANES);
         all[group * padded + tile * LANES..][..LANES].as_ptr()
     }
 
@@ -125,7 +203,10 @@ impl<'a> Job<'a> {
     }
 
     fn sums(&self, group: usize, tile: usize) -> *const i32 {
-        self.lanes(self.weights.sums.as_slice(), group, tile)
+        match self.weights.format {
+            Format::Dense(_) => std::ptr::null(),
+            _ => self.lanes(self.weights.sums.as_slice(), group, tile),
+        }
     }
 
     fn bias(&self, tile: usize) -> *const f32 {
@@ -136,13 +217,23 @@ impl<'a> Job<'a> {
     fn columns(&self, tile: usize) -> usize {
         (self.weights.n - tile * LANES).min(LANES)
     }
+
+    /// What the sums of a row are multiplied with.
+    fn row_scale(&self, row: usize) -> f32 {
+        match self.input {
+            LinearInput::Int8(rows) => rows.scales.as_slice::<f32>()[row],
+            LinearInput::Float(_) => 1.0,
+        }
+    }
 }
 
 /// One block of output.
 struct Task<'a> {
     job: &'a Job<'a>,
-    index: usize,
-    floats: &'a mut [f32],
+    /// The first of the panels.
+    packed: *const u8,
+    panels: Range<usize>,
+    tiles: Range<usize>,
 }
 
 impl Kernel for Task<'_> {
@@ -150,398 +241,285 @@ impl Kernel for Task<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let Self { job, index, floats } = self;
-        let (tiles, rows) = job.block(index);
-        match (job.input, job.weights.format) {
-            (LinearInput::Int8(x), Format::W4 { .. }) => {
-                cover(s, job, &mut IntWalk::<true> { x }, tiles, rows);
-            }
-            (LinearInput::Int8(x), _) => {
-                cover(s, job, &mut IntWalk::<false> { x }, tiles, rows);
-            }
-            (LinearInput::Float(x), format) => {
-                let rows_f32 = Rows {
-                    x,
-                    floats,
-                    padded: job.weights.k.next_multiple_of(LANES),
+        let format = self.job.weights.format;
+        match (self.job.input, format) {
+            (LinearInput::Int8(_), Format::W4 { .. }) => self.cover::<S, Int4>(s),
+            (LinearInput::Int8(_), _) => self.cover::<S, Int8>(s),
+            (LinearInput::Float(_), _) if S::BF16_DOT && self.job.bf16 => match format {
+                Format::Dense(_) => self.cover::<S, Bf16>(s),
+                Format::W8 { .. } => self.cover::<S, Bf16Int8>(s),
+                Format::W4 { .. } => self.cover::<S, Bf16Int4>(s),
+            },
+            (LinearInput::Float(_), _) => match format {
+                Format::Dense(DType::F16) => self.cover_f32::<S, float_tile::DenseF16>(s),
+                Format::Dense(DType::Bf16) => self.cover_f32::<S, float_tile::DenseBf16>(s),
+                Format::Dense(_) => self.cover_f32::<S, float_tile::DenseF32>(s),
+                Format::W8 { .. } => self.cover_f32::<S, float_tile::Int8>(s),
+                Format::W4 { .. } => self.cover_f32::<S, float_tile::Int4>(s),
+            },
+        }
+    }
+}
+
+impl Task<'_> {
+    #[inline(always)]
+    fn cover_f32<S: Simd, W: FloatTile>(self, s: S) {
+        self.cover::<S, F32<W>>(s);
+    }
+
+    #[inline(always)]
+    fn cover<S: Simd, P: Product>(self, s: S) {
+        let Self {
+            job,
+            packed,
+            panels,
+            tiles,
+        } = self;
+        let panel_bytes = job.panels.each * job.units * UNIT;
+        let tile_bytes = tile_bytes(job.weights.format, job.weights.k);
+        let mut tile = tiles.start;
+        while tile < tiles.end {
+            let left = tiles.end - tile;
+            let single = S::TILES > 1 && job.panels.each == 1 && left >= 4;
+            let count = if single { 4 } else { left.min(S::TILES) };
+            // While the panels meet these tiles, each fetches its share of the next ones.
+            let share = count * tile_bytes / panels.len();
+            let next = job.tile(tile).wrapping_add(count * tile_bytes);
+            for (i, panel) in panels.clone().enumerate() {
+                let block = Block {
+                    job,
+                    panel: packed.wrapping_add(i * panel_bytes),
+                    stride: job.panels.stored(panel) * UNIT,
+                    row: panel * job.panels.each,
+                    rows: job.panels.rows_of(panel),
+                    tile,
+                    next: next.wrapping_add(i * share),
+                    share: if panels.len() > 1 { share } else { 0 },
                 };
-                match format {
-                    Format::Dense(DType::F16) => {
-                        cover_floats::<S, DenseF16>(s, job, rows_f32, tiles, rows);
-                    }
-                    Format::Dense(DType::Bf16) => {
-                        cover_floats::<S, DenseBf16>(s, job, rows_f32, tiles, rows);
-                    }
-                    Format::Dense(_) => cover_floats::<S, DenseF32>(s, job, rows_f32, tiles, rows),
-                    Format::W4 { .. } => cover_floats::<S, Int4>(s, job, rows_f32, tiles, rows),
-                    Format::W8 { .. } => cover_floats::<S, Int8>(s, job, rows_f32, tiles, rows),
-                }
+                block.rows::<S, P>(s, count);
             }
+            tile += count;
         }
     }
 }
 
-/// How a block of outputs is computed.
-trait Walk {
-    /// Whether two tiles at once pay on sixteen narrow registers.
-    const NARROW_PAIRS: bool;
-
-    /// Called before the blocks of `count` rows from `row` on.
-    fn prepare<S: Simd>(&mut self, s: S, row: usize, count: usize);
-
-    /// Computes rows `row..row + R` of tiles `tile..tile + T`.
-    fn block<S: Simd, const R: usize, const T: usize>(
-        &self,
-        s: S,
-        job: &Job<'_>,
-        row: usize,
-        tile: usize,
-    );
-}
-
-#[inline(always)]
-fn cover<S: Simd, W: Walk>(
-    s: S,
-    job: &Job<'_>,
-    walk: &mut W,
-    tiles: Range<usize>,
-    rows: Range<usize>,
-) {
-    let mut row = rows.start;
-    while row < rows.end {
-        let left = rows.end - row;
-        if S::WIDE && left >= 4 {
-            strip::<S, W, 4>(s, job, walk, tiles.clone(), row);
-            row += 4;
-        } else if left >= 2 {
-            strip::<S, W, 2>(s, job, walk, tiles.clone(), row);
-            row += 2;
-        } else {
-            strip::<S, W, 1>(s, job, walk, tiles.clone(), row);
-            row += 1;
-        }
-    }
-}
-
-#[inline(always)]
-fn strip<S: Simd, W: Walk, const R: usize>(
-    s: S,
-    job: &Job<'_>,
-    walk: &mut W,
-    tiles: Range<usize>,
+/// The outputs of one panel and a few tiles.
+#[derive(Clone, Copy)]
+struct Block<'a> {
+    job: &'a Job<'a>,
+    panel: *const u8,
+    /// Bytes from one unit of a row to the next.
+    stride: usize,
+    /// The first row of the output, and how many there are.
     row: usize,
-) {
-    walk.prepare(s, row, R);
-    if S::WIDE && tiles.len() == 4 {
-        walk.block::<S, R, 4>(s, job, row, tiles.start);
-    } else if !S::WIDE && W::NARROW_PAIRS && tiles.len() == 2 {
-        walk.block::<S, R, 2>(s, job, row, tiles.start);
-    } else {
-        for tile in tiles {
-            walk.block::<S, R, 1>(s, job, row, tile);
+    rows: usize,
+    tile: usize,
+    /// What to fetch meanwhile, and how many bytes of it.
+    next: *const u8,
+    share: usize,
+}
+
+impl Block<'_> {
+    /// Takes as many rows at a time as the registers hold.
+    #[inline(always)]
+    fn rows<S: Simd, P: Product>(self, s: S, tiles: usize) {
+        let most = if P::INTEGERS { S::INT_ROWS } else { S::ROWS };
+        let stored = self.stride / UNIT;
+        let mut row = 0;
+        while row < stored {
+            let count = (stored - row).min(most);
+            let part = Self {
+                panel: self.panel.wrapping_add(row * UNIT),
+                row: self.row + row,
+                rows: self.rows.saturating_sub(row).min(count),
+                ..self
+            };
+            match (count, tiles) {
+                (1, 4) if S::TILES > 1 => s.call(Registers::<P, 1, 4>::of(part)),
+                (1, _) => part.tiles::<S, P, 1>(s, tiles),
+                (2, _) => part.tiles::<S, P, 2>(s, tiles),
+                (4, _) if most >= 4 => part.tiles::<S, P, 4>(s, tiles),
+                (6, _) if most >= 6 => part.tiles::<S, P, 6>(s, tiles),
+                (8, _) if most >= 8 => part.tiles::<S, P, 8>(s, tiles),
+                (10, _) if most >= 10 => part.tiles::<S, P, 10>(s, tiles),
+                _ if most >= 12 => part.tiles::<S, P, 12>(s, tiles),
+                _ => {}
+            }
+            row += count;
+        }
+    }
+
+    #[inline(always)]
+    fn tiles<S: Simd, P: Product, const R: usize>(self, s: S, tiles: usize) {
+        if S::TILES > 1 && tiles == 2 {
+            return s.call(Registers::<P, R, 2>::of(self));
+        }
+        for t in 0..tiles {
+            let tile = self.tile + t;
+            s.call(Registers::<P, R, 1>::of(Self { tile, ..self }));
         }
     }
 }
 
-/// Quantised rows against integer weights; `FOUR` for 4-bit ones.
-struct IntWalk<'a, const FOUR: bool> {
-    x: &'a QuantizedRows,
+/// As many outputs as the registers hold: `R` rows and `T` tiles.
+struct Registers<'a, P, const R: usize, const T: usize> {
+    block: Block<'a>,
+    product: PhantomData<P>,
 }
 
-impl<const FOUR: bool> IntWalk<'_, FOUR> {
-    /// The exact sums over the columns of `steps`.
-    #[inline(always)]
-    fn sums<S: Simd, const R: usize, const T: usize>(
-        &self,
-        s: S,
-        tiles: [*const u8; T],
-        rows: [*const u8; R],
-        steps: Range<usize>,
-    ) -> [[S::Acc; T]; R] {
-        let mut acc = [[s.zero_acc(); T]; R];
-        for step in steps {
-            if FOUR {
-                for t in 0..T {
-                    // SAFETY: the step is inside the tiles, and rows are padded to whole steps.
-                    let weights = unsafe { s.load_octets(tiles[t].add(step * 64)) };
-                    for r in 0..R {
-                        // SAFETY: as above.
-                        let [low, high] = unsafe {
-                            [
-                                s.load_four(rows[r].add(step * 8)),
-                                s.load_four(rows[r].add(step * 8 + 4)),
-                            ]
-                        };
-                        acc[r][t] = s.dot(s.dot(acc[r][t], weights[0], low), weights[1], high);
-                    }
-                }
-            } else {
-                for t in 0..T {
-                    // SAFETY: as above.
-                    let weights = unsafe { s.load_quads(tiles[t].add(step * 64)) };
-                    for r in 0..R {
-                        // SAFETY: as above.
-                        let four = unsafe { s.load_four(rows[r].add(step * 4)) };
-                        acc[r][t] = s.dot(acc[r][t], weights, four);
-                    }
-                }
-            }
-        }
-        acc
-    }
-}
-
-impl<const FOUR: bool> Walk for IntWalk<'_, FOUR> {
-    const NARROW_PAIRS: bool = false;
-
-    #[inline(always)]
-    fn prepare<S: Simd>(&mut self, _s: S, _row: usize, _count: usize) {}
-
-    #[inline(always)]
-    fn block<S: Simd, const R: usize, const T: usize>(
-        &self,
-        s: S,
-        job: &Job<'_>,
-        row: usize,
-        tile: usize,
-    ) {
-        let weights = job.weights;
-        let columns = step_columns(weights.format);
-        let tiles: [*const u8; T] = std::array::from_fn(|t| job.tile(tile + t));
-        let bytes = self.x.data.as_slice::<u8>();
-        let rows: [*const u8; R] =
-            std::array::from_fn(|r| bytes[(row + r) * self.x.stride..][..self.x.stride].as_ptr());
-        let scale = |r: usize| self.x.scales.as_slice::<f32>()[row + r];
-        if weights.format.is_per_channel() {
-            let acc = self.sums(s, tiles, rows, 0..weights.k.div_ceil(columns));
-            for r in 0..R {
-                for t in 0..T {
-                    // SAFETY: sums of a tile have sixteen lanes.
-                    let sum = unsafe { s.finish(acc[r][t], job.sums(0, tile + t)) };
-                    let output = (row + r, tile + t);
-                    if job.out.dtype == DType::I32 {
-                        job.out.put_i32(s, output, job.columns(tile + t), sum);
-                        continue;
-                    }
-                    // SAFETY: scales and biases of a tile have sixteen lanes.
-                    let (weight_scale, bias) =
-                        unsafe { (s.load(job.scales(0, tile + t)), s.load(job.bias(tile + t))) };
-                    let y = s.fma(s.to_f32(sum), s.mul(s.splat(scale(r)), weight_scale), bias);
-                    job.out.put(s, output, job.columns(tile + t), y);
-                }
-            }
-            return;
-        }
-        let mut total = [[s.splat(0.0); T]; R];
-        let group_size = weights.format.group_size(weights.k);
-        for groups in Segments::of(weights) {
-            let mut part = [[s.splat(0.0); T]; R];
-            for group in groups {
-                let end = ((group + 1) * group_size).min(weights.k).div_ceil(columns);
-                let acc = self.sums(s, tiles, rows, group * group_size / columns..end);
-                for t in 0..T {
-                    // SAFETY: scales of a tile have sixteen lanes.
-                    let weight_scale = unsafe { s.load(job.scales(group, tile + t)) };
-                    for r in 0..R {
-                        // SAFETY: sums of a tile have sixteen lanes.
-                        let sum = unsafe { s.finish(acc[r][t], job.sums(group, tile + t)) };
-                        part[r][t] = s.fma(s.to_f32(sum), weight_scale, part[r][t]);
-                    }
-                }
-            }
-            add_parts(s, &mut total, &part);
-        }
-        for r in 0..R {
-            for t in 0..T {
-                // SAFETY: biases of a tile have sixteen lanes.
-                let bias = unsafe { s.load(job.bias(tile + t)) };
-                let y = s.fma(total[r][t], s.splat(scale(r)), bias);
-                job.out
-                    .put(s, (row + r, tile + t), job.columns(tile + t), y);
-            }
-        }
-    }
-}
-
-/// The groups of each segment in turn.
-struct Segments {
-    next: usize,
-    groups: usize,
-    each: usize,
-}
-
-impl Segments {
-    #[inline(always)]
-    fn of(weights: &Weights) -> Self {
-        let each = SEGMENT / weights.format.group_size(weights.k);
+impl<'a, P, const R: usize, const T: usize> Registers<'a, P, R, T> {
+    fn of(block: Block<'a>) -> Self {
         Self {
-            next: 0,
-            groups: weights.format.groups(weights.k),
-            each,
+            block,
+            product: PhantomData,
         }
     }
 }
 
-impl Iterator for Segments {
-    type Item = Range<usize>;
+impl<P: Product, const R: usize, const T: usize> Kernel for Registers<'_, P, R, T> {
+    type Output = ();
 
     #[inline(always)]
-    fn next(&mut self) -> Option<Range<usize>> {
-        let first = self.next;
-        self.next = (first + self.each).min(self.groups);
-        (first < self.groups).then_some(first..self.next)
-    }
-}
-
-#[inline(always)]
-fn add_parts<S: Simd, const R: usize, const T: usize>(
-    s: S,
-    total: &mut [[S::F; T]; R],
-    part: &[[S::F; T]; R],
-) {
-    for (total, part) in total.iter_mut().flatten().zip(part.iter().flatten()) {
-        *total = s.add(*total, *part);
-    }
-}
-
-/// Float rows, converted to f32 a few at a time.
-struct Rows<'a> {
-    x: TensorRef<'a>,
-    floats: &'a mut [f32],
-    padded: usize,
-}
-
-/// Float rows against weights of one tile format.
-struct FloatWalk<'a, W> {
-    rows: Rows<'a>,
-    tile: std::marker::PhantomData<W>,
-}
-
-#[inline(always)]
-fn cover_floats<S: Simd, W: FloatTile>(
-    s: S,
-    job: &Job<'_>,
-    rows_f32: Rows<'_>,
-    tiles: Range<usize>,
-    rows: Range<usize>,
-) {
-    let mut walk = FloatWalk::<W> {
-        rows: rows_f32,
-        tile: std::marker::PhantomData,
-    };
-    cover(s, job, &mut walk, tiles, rows);
-}
-
-impl<W: FloatTile> FloatWalk<'_, W> {
-    /// The sums over columns `columns`, ascending.
-    #[inline(always)]
-    fn sums<S: Simd, const R: usize, const T: usize>(
-        &self,
-        s: S,
-        tiles: [*const u8; T],
-        columns: Range<usize>,
-    ) -> [[S::F; T]; R] {
-        let x = self.rows.floats.as_ptr();
-        let mut acc = [[s.splat(0.0); T]; R];
-        let mut k = columns.start;
-        while k < columns.end {
-            let whole = k + W::COLUMNS <= columns.end;
-            for t in 0..T {
-                // SAFETY: the step that holds column k is inside the tile.
-                let weights = unsafe { W::load(s, tiles[t].add(k / W::COLUMNS * W::BYTES)) };
-                for c in 0..W::COLUMNS {
-                    if !whole && k + c >= columns.end {
-                        break;
-                    }
-                    for r in 0..R {
-                        // SAFETY: `prepare` filled row r up to its padded width.
-                        let value = unsafe { *x.add(r * self.rows.padded + k + c) };
-                        acc[r][t] = s.fma(s.splat(value), weights[c], acc[r][t]);
+    fn run<S: Simd>(self, s: S) {
+        let job = self.block.job;
+        let mut sums = Sums([[[0.0; LANES]; T]; R]);
+        let format = job.weights.format;
+        if format.is_per_channel() || matches!(format, Format::Dense(_)) {
+            let acc = self.sums(s, 0, 0..job.steps);
+            for r in 0..R {
+                for t in 0..T {
+                    let out = sums.0[r][t].as_mut_ptr();
+                    // SAFETY: there is room for sixteen of either.
+                    unsafe {
+                        if job.out.dtype == DType::I32 {
+                            P::store_i32(s, acc[r][t], out.cast());
+                        } else {
+                            s.store(out, P::total(s, acc[r][t]));
+                        }
                     }
                 }
             }
-            k += W::COLUMNS;
+        } else {
+            self.grouped(s, &mut sums.0);
+        }
+        s.call(Finish {
+            block: self.block,
+            sums: sums.0.as_flattened(),
+            tiles: T,
+        });
+    }
+}
+
+impl<P: Product, const R: usize, const T: usize> Registers<'_, P, R, T> {
+    /// The sums over the steps of `steps`, which belong to group `group`.
+    #[inline(always)]
+    fn sums<S: Simd>(&self, s: S, group: usize, steps: Range<usize>) -> [[P::Acc<S>; T]; R] {
+        let block = &self.block;
+        let starts: [P::Acc<S>; T] = std::array::from_fn(|t| {
+            // SAFETY: sums of a tile have sixteen lanes.
+            unsafe { P::start(s, block.job.sums(group, block.tile + t)) }
+        });
+        let mut acc = [starts; R];
+        let skipped = steps.start * P::BYTES;
+        let mut tiles: [*const u8; T] =
+            std::array::from_fn(|t| block.job.tile(block.tile + t).wrapping_add(skipped));
+        let stride = block.stride;
+        let mut panel = block.panel.wrapping_add(steps.start * P::UNITS * stride);
+        let pace = block.share / block.job.steps;
+        let mut next = block.next.wrapping_add(steps.start * pace);
+        for _ in steps {
+            s.prefetch(next);
+            // SAFETY: the step is inside the tiles and the panel, which are padded to whole steps.
+            unsafe { P::step(s, &mut acc, tiles, panel, stride) };
+            tiles = tiles.map(|tile| tile.wrapping_add(P::BYTES));
+            panel = panel.wrapping_add(P::UNITS * stride);
+            next = next.wrapping_add(pace);
         }
         acc
     }
 
-    /// The sums of per-group weights, in segments.
+    /// The sums of groups times their scales, in segments.
     #[inline(always)]
-    fn grouped<S: Simd, const R: usize, const T: usize>(
-        &self,
-        s: S,
-        job: &Job<'_>,
-        tiles: [*const u8; T],
-        tile: usize,
-    ) -> [[S::F; T]; R] {
-        let weights = job.weights;
+    fn grouped<S: Simd>(&self, s: S, total: &mut [[[f32; LANES]; T]; R]) {
+        let weights = self.block.job.weights;
         let group_size = weights.format.group_size(weights.k);
-        let mut total = [[s.splat(0.0); T]; R];
-        for groups in Segments::of(weights) {
-            let mut part = [[s.splat(0.0); T]; R];
-            for group in groups {
-                let end = ((group + 1) * group_size).min(weights.k);
-                let sums: [[S::F; T]; R] = self.sums(s, tiles, group * group_size..end);
+        let columns = step_columns(weights.format);
+        let groups = weights.format.groups(weights.k);
+        let each = SEGMENT / group_size;
+        for first in (0..groups).step_by(each) {
+            let mut segment = Sums([[[0.0; LANES]; T]; R]);
+            for group in first..(first + each).min(groups) {
+                let end = ((group + 1) * group_size).min(weights.k).div_ceil(columns);
+                let acc = self.sums(s, group, group * group_size / columns..end);
                 for t in 0..T {
                     // SAFETY: scales of a tile have sixteen lanes.
-                    let scale = unsafe { s.load(job.scales(group, tile + t)) };
+                    let scale =
+                        unsafe { s.load(self.block.job.scales(group, self.block.tile + t)) };
                     for r in 0..R {
-                        part[r][t] = s.fma(sums[r][t], scale, part[r][t]);
+                        let part = segment.0[r][t].as_mut_ptr();
+                        // SAFETY: a part has sixteen lanes.
+                        unsafe {
+                            s.store(part, s.fma(P::total(s, acc[r][t]), scale, s.load(part)))
+                        };
                     }
                 }
             }
-            add_parts(s, &mut total, &part);
+            for (total, part) in total
+                .as_flattened_mut()
+                .iter_mut()
+                .zip(segment.0.as_flattened())
+            {
+                // SAFETY: both have sixteen lanes.
+                unsafe {
+                    let sum = s.add(s.load(total.as_ptr()), s.load(part.as_ptr()));
+                    s.store(total.as_mut_ptr(), sum);
+                }
+            }
         }
-        total
     }
 }
 
-impl<W: FloatTile> Walk for FloatWalk<'_, W> {
-    const NARROW_PAIRS: bool = true;
+/// Sums that lie at cache lines.
+#[repr(align(64))]
+struct Sums<const R: usize, const T: usize>([[[f32; LANES]; T]; R]);
+
+/// Scales, biases and writes the sums of a block.
+struct Finish<'a> {
+    block: Block<'a>,
+    /// Of `tiles` tiles of each row: f32, or i32 where that is the output.
+    sums: &'a [[f32; LANES]],
+    tiles: usize,
+}
+
+impl Kernel for Finish<'_> {
+    type Output = ();
 
     #[inline(always)]
-    fn prepare<S: Simd>(&mut self, s: S, row: usize, count: usize) {
-        for r in 0..count {
-            let out = &mut self.rows.floats[r * self.rows.padded..][..self.rows.padded];
-            load_row(s, self.rows.x, row + r, out);
-        }
-    }
-
-    #[inline(always)]
-    fn block<S: Simd, const R: usize, const T: usize>(
-        &self,
-        s: S,
-        job: &Job<'_>,
-        row: usize,
-        tile: usize,
-    ) {
-        let weights = job.weights;
-        let tiles: [*const u8; T] = std::array::from_fn(|t| job.tile(tile + t));
-        let grouped = weights.format.groups(weights.k) > 0 && !weights.format.is_per_channel();
-        let sums: [[S::F; T]; R] = if grouped {
-            self.grouped(s, job, tiles, tile)
-        } else {
-            self.sums(s, tiles, 0..weights.k)
-        };
-        for t in 0..T {
-            // SAFETY: biases of a tile have sixteen lanes.
-            let bias = unsafe { s.load(job.bias(tile + t)) };
-            for r in 0..R {
-                let y = if weights.format.is_per_channel() {
-                    // SAFETY: scales of a tile have sixteen lanes.
-                    s.fma(sums[r][t], unsafe { s.load(job.scales(0, tile + t)) }, bias)
+    fn run<S: Simd>(self, s: S) {
+        let Self { block, sums, tiles } = self;
+        let job = block.job;
+        for (r, sums) in sums.chunks_exact(tiles).take(block.rows).enumerate() {
+            let row = block.row + r;
+            let row_scale = s.splat(job.row_scale(row));
+            for (t, sums) in sums.iter().enumerate() {
+                let tile = block.tile + t;
+                let columns = job.columns(tile);
+                if job.out.dtype == DType::I32 {
+                    job.out
+                        .put_i32((row, tile), bytemuck::cast_slice(&sums[..columns]));
+                    continue;
+                }
+                // SAFETY: sums, scales and biases of a tile have sixteen lanes.
+                let (sum, bias) = unsafe { (s.load(sums.as_ptr()), s.load(job.bias(tile))) };
+                let scale = if job.weights.format.is_per_channel() {
+                    // SAFETY: as above.
+                    s.mul(row_scale, unsafe { s.load(job.scales(0, tile)) })
                 } else {
-                    s.add(sums[r][t], bias)
+                    row_scale
                 };
                 job.out
-                    .put(s, (row + r, tile + t), job.columns(tile + t), y);
+                    .put(s, (row, tile), columns, s.fma(sum, scale, bias));
             }
         }
     }
 }
-
-/// Rows converted and multiplied together.
-const MAX_ROWS: usize = 4;
-
-/// Rows of a task: enough to reuse the tiles of a block from the L2 cache, few enough to share work.
-const ROW_BLOCK: usize = 128;

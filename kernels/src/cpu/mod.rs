@@ -19,6 +19,9 @@ mod kv_append;
 mod linear;
 mod norm;
 mod pack;
+mod panel;
+mod plan;
+mod product;
 mod raw;
 mod rope;
 mod rows;
@@ -32,7 +35,7 @@ mod x86;
 
 use std::env;
 use std::fmt;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use self::table::Level;
@@ -58,6 +61,10 @@ pub struct CpuBackend {
     scratch: Vec<Mutex<Scratch>>,
     /// Floats that every thread has.
     reserved: AtomicUsize,
+    /// Linear layers so far.
+    jobs: AtomicU64,
+    /// Bytes of the cache that each core has for itself.
+    core_cache: usize,
 }
 
 impl CpuBackend {
@@ -78,6 +85,8 @@ impl CpuBackend {
             pool,
             scratch,
             reserved: AtomicUsize::new(0),
+            jobs: AtomicU64::new(0),
+            core_cache: topology::core_cache(),
         })
     }
 
@@ -138,6 +147,11 @@ impl CpuBackend {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// A number that no other linear layer has had.
+    fn next_job(&self) -> u64 {
+        self.jobs.fetch_add(1, Ordering::Relaxed)
+    }
+
     /// Gives every thread working memory of `floats` floats: those too that are not needed this time, for
     /// they may be when nothing is to be allocated.
     fn reserve(&self, floats: usize) {
@@ -195,7 +209,7 @@ impl Backend for CpuBackend {
     }
 
     fn quantized_rows(&self, capacity: usize, cols: usize) -> Result<QuantizedRows> {
-        QuantizedRows::new(capacity, cols, self.isa().activation_bias())
+        QuantizedRows::new(capacity, cols, self.isa().row_layout())
     }
 
     fn weights(&self, format: Format, n: usize, k: usize) -> Result<Weights> {
@@ -299,11 +313,14 @@ impl Backend for CpuBackend {
 struct Scratch {
     floats: Vec<f32>,
     bytes: Vec<u8>,
+    /// The linear layer and the panel that the floats were last filled for.
+    packed: Option<(u64, usize)>,
 }
 
 impl Scratch {
     /// Floats and bytes of any contents.
     fn take(&mut self, floats: usize, bytes: usize) -> (&mut [f32], &mut [u8]) {
+        self.packed = None;
         if self.floats.len() < floats {
             self.floats.resize(floats, 0.0);
         }

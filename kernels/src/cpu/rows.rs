@@ -9,8 +9,9 @@ use crate::backend::RowsOut;
 use crate::check::check_quantize;
 use crate::dtype::DType;
 use crate::error::Result;
+use crate::panels::Panels;
 use crate::quant::SMALLEST_MAX;
-use crate::rows::QuantizedRows;
+use crate::rows::{QuantizedRows, UNIT};
 use crate::tensor::{TensorMut, TensorRef};
 
 /// Quantises each row.
@@ -221,15 +222,12 @@ impl<'a> OutRows<'a> {
         self.put_floats(row, col, &lanes[..columns]);
     }
 
-    /// Writes the first `columns` lanes of integers.
-    #[inline(always)]
-    pub(super) fn put_i32<S: Simd>(&self, s: S, output: (usize, usize), columns: usize, v: S::I) {
-        let mut lanes = [0_i32; LANES];
-        // SAFETY: `lanes` has sixteen elements; the columns are this thread's.
+    /// Writes integers from the first column of tile `output.1` of row `output.0` on.
+    pub(super) fn put_i32(&self, output: (usize, usize), values: &[i32]) {
+        // SAFETY: the columns are this thread's.
         unsafe {
-            s.store_i32(lanes.as_mut_ptr(), v);
             let out: *mut i32 = self.at(output.0, output.1 * LANES);
-            out.copy_from_nonoverlapping(lanes.as_ptr(), columns);
+            out.copy_from_nonoverlapping(values.as_ptr(), values.len());
         }
     }
 
@@ -301,7 +299,9 @@ impl<'a> OutRows<'a> {
 pub(super) struct OutQuantized<'a> {
     data: Shared<'a, u8>,
     scales: Shared<'a, f32>,
-    stride: usize,
+    /// Units of a row.
+    units: usize,
+    panels: Panels,
 }
 
 impl<'a> OutQuantized<'a> {
@@ -311,14 +311,16 @@ impl<'a> OutQuantized<'a> {
         rows: usize,
         cols: usize,
     ) -> Result<Self> {
-        out.start(rows, cols)?;
         // The rows may have been made by another backend: from now on they are laid out as ours.
-        out.bias = backend.level.isa().activation_bias();
-        let stride = out.stride;
+        let layout = backend.level.isa().row_layout();
+        (out.bias, out.panel_rows) = (layout.bias, layout.panel_rows);
+        out.start(rows, cols)?;
+        let (units, panels) = (out.stride / UNIT, out.panels);
         Ok(Self {
             data: Shared::new(out.data.as_mut_slice()),
             scales: Shared::new(out.scales.as_mut_slice()),
-            stride,
+            units,
+            panels,
         })
     }
 
@@ -341,14 +343,20 @@ impl<'a> OutQuantized<'a> {
         // SAFETY: the row is this thread's, and its bytes are padded to whole vectors.
         unsafe {
             self.scales.write(row, scale);
-            let out = self.data.at(row * self.stride);
-            for (tile, chunk) in values.chunks_exact(LANES).enumerate() {
+            let (first, step) = self.panels.place(row, self.units);
+            let mut out = self.data.at(first * UNIT);
+            for chunk in values.chunks_exact(LANES) {
                 let q = if inverse == 0.0 {
                     s.zero_i32()
                 } else {
                     s.round(s.mul(s.load(chunk.as_ptr()), s.splat(inverse)))
                 };
-                s.store_i8(out.add(tile * LANES), q, true);
+                let mut quads = [0_u32; LANES / UNIT];
+                s.store_i8(quads.as_mut_ptr().cast(), q, true);
+                for quad in quads {
+                    out.cast::<u32>().write_unaligned(quad);
+                    out = out.wrapping_add(step * UNIT);
+                }
             }
         }
     }

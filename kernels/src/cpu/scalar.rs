@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 
-use super::simd::{LANES, Simd};
+use super::simd::{Kernel, LANES, Simd};
 
 /// Plain Rust; every machine has it.
 #[derive(Clone, Copy)]
@@ -32,6 +32,14 @@ impl Simd for Scalar {
     const WIDE: bool = false;
     const BIAS: u8 = 0;
     const BF16_DOT: bool = false;
+    const ROWS: usize = 2;
+    const INT_ROWS: usize = 2;
+    const TILES: usize = 1;
+
+    #[inline(never)]
+    fn call<K: Kernel>(self, kernel: K) -> K::Output {
+        kernel.run(self)
+    }
 
     #[inline(always)]
     fn splat(self, x: f32) -> F {
@@ -218,7 +226,7 @@ impl Simd for Scalar {
     }
 
     #[inline(always)]
-    fn zero_acc(self) -> I {
+    unsafe fn start(self, _weight_sums: *const i32) -> I {
         [0; LANES]
     }
 
@@ -234,9 +242,10 @@ impl Simd for Scalar {
     }
 
     #[inline(always)]
-    unsafe fn finish(self, acc: I, _weight_sums: *const i32) -> I {
+    fn finish(self, acc: I) -> I {
         acc
     }
+
     #[inline(always)]
     unsafe fn load_pairs(self, p: *const u8) -> [F; 2] {
         // SAFETY: the caller promises 64 bytes.

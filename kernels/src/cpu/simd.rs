@@ -26,10 +26,19 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
 
     /// Whether thirty-two wide registers are there: how large a block of outputs may be.
     const WIDE: bool;
+    /// Rows whose products are summed at once, with [`Simd::TILES`] tiles: as many as registers hold.
+    const ROWS: usize;
+    /// The same for products of integers.
+    const INT_ROWS: usize;
+    /// Tiles that are multiplied at once.
+    const TILES: usize;
     /// What activations are combined with in memory (exclusive or): `0x80` where the dot product takes them unsigned.
     const BIAS: u8;
     /// Whether [`Simd::dot_pairs`] is one instruction.
     const BF16_DOT: bool;
+
+    /// Runs a kernel as a function of its own: what is compiled many times stays small.
+    fn call<K: Kernel>(self, kernel: K) -> K::Output;
 
     fn splat(self, x: f32) -> Self::F;
     /// # Safety
@@ -107,13 +116,14 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// # Safety
     /// Four bytes must be readable.
     unsafe fn load_four(self, p: *const u8) -> Self::Four;
-    fn zero_acc(self) -> Self::Acc;
-    /// Adds the four products of each lane, exactly.
-    fn dot(self, acc: Self::Acc, weights: Self::Quads, four: Self::Four) -> Self::Acc;
-    /// The sums; `weight_sums` undoes the bias: 16 sums of the weights that were multiplied.
+    /// The empty sum. `weight_sums` undoes the bias: 16 sums of the weights that will be multiplied.
     /// # Safety
     /// Sixteen i32 must be readable.
-    unsafe fn finish(self, acc: Self::Acc, weight_sums: *const i32) -> Self::I;
+    unsafe fn start(self, weight_sums: *const i32) -> Self::Acc;
+    /// Adds the four products of each lane, exactly.
+    fn dot(self, acc: Self::Acc, weights: Self::Quads, four: Self::Four) -> Self::Acc;
+    /// The sums, one per lane.
+    fn finish(self, acc: Self::Acc) -> Self::I;
 
     /// # Safety
     /// 64 bytes must be readable.

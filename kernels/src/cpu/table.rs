@@ -8,6 +8,7 @@ use super::simd::Kernel;
 #[cfg(target_arch = "x86_64")]
 use super::x86;
 use crate::error::{Error, Result};
+use crate::rows::RowLayout;
 
 /// An instruction set the CPU backend is compiled for, best last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -84,12 +85,23 @@ impl Isa {
         matches!(self, Self::Avx512Vnni | Self::Avx512Bf16)
     }
 
-    /// What quantised activations are combined with in memory (exclusive or).
-    pub(crate) fn activation_bias(self) -> u8 {
-        match self {
+    /// Whether the products of bf16 pairs are one instruction.
+    pub(crate) fn has_bf16_dot(self) -> bool {
+        self == Self::Avx512Bf16
+    }
+
+    /// How quantised activations lie in memory.
+    pub(crate) fn row_layout(self) -> RowLayout {
+        let bias = match self {
             Self::Scalar | Self::Avx2 => 0,
             Self::AvxVnni | Self::Avx512Vnni | Self::Avx512Bf16 => 0x80,
-        }
+        };
+        let panel_rows = match self {
+            Self::Scalar => 2,
+            Self::Avx2 | Self::AvxVnni => 6,
+            Self::Avx512Vnni | Self::Avx512Bf16 => 12,
+        };
+        RowLayout { bias, panel_rows }
     }
 
     fn features(self) -> Vec<(&'static str, bool)> {

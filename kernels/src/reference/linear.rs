@@ -2,20 +2,25 @@
 
 use crate::quant::SEGMENT;
 
-/// Float activations, float weights: k ascending.
-pub(crate) fn dense(x: &[f32], w: &[f32], bias: f32) -> f32 {
-    dot(x, w.iter().copied()) + bias
+/// Float activations, float weights: k ascending, in pairs where the weights are bf16.
+pub(crate) fn dense(x: &[f32], w: &[f32], pairs: bool, bias: f32) -> f32 {
+    let sum = if pairs {
+        dot_pairs(x, w)
+    } else {
+        dot(0.0, x.iter().zip(w))
+    };
+    sum + bias
 }
 
 /// Float activations, integer weights with one scale.
 pub(crate) fn float_per_channel(x: &[f32], q: &[i8], scale: f32, bias: f32) -> f32 {
-    dot(x, q.iter().map(|&q| f32::from(q))).mul_add(scale, bias)
+    dot_pairs(x, &floats(q)).mul_add(scale, bias)
 }
 
 /// Float activations, integer weights with a scale per `group` columns.
 pub(crate) fn float_per_group(x: &[f32], q: &[i8], scales: &[f32], group: usize, bias: f32) -> f32 {
     let sums = x.chunks(group).zip(q.chunks(group));
-    let sums = sums.map(|(x, q)| dot(x, q.iter().map(|&q| f32::from(q))));
+    let sums = sums.map(|(x, q)| dot_pairs(x, &floats(q)));
     sum_groups(sums, scales, group) + bias
 }
 
@@ -44,8 +49,19 @@ pub(crate) fn dot_i32(x: &[i8], q: &[i8]) -> i32 {
         .fold(0, |sum, (&x, &q)| sum + i32::from(x) * i32::from(q))
 }
 
-fn dot(x: &[f32], w: impl Iterator<Item = f32>) -> f32 {
-    x.iter().zip(w).fold(0.0, |sum, (x, w)| x.mul_add(w, sum))
+fn floats(q: &[i8]) -> Vec<f32> {
+    q.iter().map(|&q| f32::from(q)).collect()
+}
+
+/// `sum` and the products, one after the other, each rounded once.
+fn dot<'a>(sum: f32, products: impl Iterator<Item = (&'a f32, &'a f32)>) -> f32 {
+    products.fold(sum, |sum, (x, w)| x.mul_add(*w, sum))
+}
+
+/// Pairs of columns in ascending order; of each pair the second is added first.
+fn dot_pairs(x: &[f32], w: &[f32]) -> f32 {
+    let pairs = x.chunks(2).zip(w.chunks(2));
+    pairs.fold(0.0, |sum, (x, w)| dot(sum, x.iter().zip(w).rev()))
 }
 
 /// Sums of groups times their scales, in segments that start afresh.

@@ -22,7 +22,7 @@ use crate::dtype::{DType, Element};
 use crate::error::{Error, Result};
 use crate::kv::{KV_BLOCK, KvLayer};
 use crate::quant::Format;
-use crate::rows::QuantizedRows;
+use crate::rows::{QuantizedRows, RowLayout, UNIT};
 use crate::tensor::{Tensor, TensorMut, TensorRef};
 use crate::weights::{RowSource, Weights};
 
@@ -38,7 +38,11 @@ impl Backend for ReferenceBackend {
     }
 
     fn quantized_rows(&self, capacity: usize, cols: usize) -> Result<QuantizedRows> {
-        QuantizedRows::new(capacity, cols, 0)
+        let layout = RowLayout {
+            bias: 0,
+            panel_rows: 1,
+        };
+        QuantizedRows::new(capacity, cols, layout)
     }
 
     fn weights(&self, format: Format, n: usize, k: usize) -> Result<Weights> {
@@ -309,7 +313,8 @@ fn float_linear(weights: &Weights, x: &[f32]) -> Vec<f32> {
     let outputs = bias.iter().enumerate();
     let outputs = outputs.map(|(n, &bias)| {
         if let Format::Dense(_) = weights.format {
-            return linear::dense(x, &weight_row(weights, n), bias);
+            let pairs = weights.format == Format::Dense(DType::Bf16);
+            return linear::dense(x, &weight_row(weights, n), pairs, bias);
         }
         let (q, scales) = (integer_row(weights, n), row_scales(weights, n));
         if weights.format.is_per_channel() {
@@ -470,9 +475,10 @@ fn store_rows(out: &mut RowsOut<'_>, dtype: DType, row: usize, mut y: Vec<f32>) 
 fn quantize_into(out: &mut QuantizedRows, row: usize, x: &[f32]) {
     let mut q = vec![0; x.len()];
     out.scales.as_mut_slice::<f32>()[row] = quantize_row(x, &mut q);
-    let bytes = &mut out.data.as_mut_slice::<u8>()[row * out.stride..][..x.len()];
-    for (byte, q) in bytes.iter_mut().zip(q) {
-        *byte = q as u8 ^ out.bias;
+    let (first, step) = out.panels.place(row, out.stride / UNIT);
+    let bytes = out.data.as_mut_slice::<u8>();
+    for (k, q) in q.into_iter().enumerate() {
+        bytes[(first + k / UNIT * step) * UNIT + k % UNIT] = q as u8 ^ out.bias;
     }
 }
 

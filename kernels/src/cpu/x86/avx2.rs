@@ -103,6 +103,20 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     const WIDE: bool = false;
     const BIAS: u8 = if VNNI { 0x80 } else { 0 };
     const BF16_DOT: bool = false;
+    const ROWS: usize = 6;
+    const INT_ROWS: usize = if VNNI { 6 } else { 2 };
+    const TILES: usize = 1;
+
+    #[inline(always)]
+    fn call<K: Kernel>(self, kernel: K) -> K::Output {
+        unsafe {
+            if VNNI {
+                super::avx_vnni::run(kernel)
+            } else {
+                run(kernel)
+            }
+        }
+    }
 
     #[inline(always)]
     fn splat(self, x: f32) -> F {
@@ -376,8 +390,18 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     }
 
     #[inline(always)]
-    fn zero_acc(self) -> [__m256i; 4] {
-        unsafe { [_mm256_setzero_si256(); 4] }
+    unsafe fn start(self, weight_sums: *const i32) -> [__m256i; 4] {
+        unsafe {
+            let zero = _mm256_setzero_si256();
+            if !VNNI {
+                return [zero; 4];
+            }
+            // The activations are taken as q + 128: take 128 times the sum of the weights off.
+            let low = _mm256_slli_epi32::<7>(_mm256_loadu_si256(weight_sums.cast()));
+            let high = _mm256_slli_epi32::<7>(_mm256_loadu_si256(weight_sums.add(8).cast()));
+            let (low, high) = (_mm256_sub_epi32(zero, low), _mm256_sub_epi32(zero, high));
+            [low, high, zero, zero]
+        }
     }
 
     #[inline(always)]
@@ -396,23 +420,16 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     }
 
     #[inline(always)]
-    unsafe fn finish(self, acc: [__m256i; 4], weight_sums: *const i32) -> I {
-        if !VNNI {
-            return [
-                self.pair_sums(acc[0], acc[1]),
-                self.pair_sums(acc[2], acc[3]),
-            ];
+    fn finish(self, acc: [__m256i; 4]) -> I {
+        if VNNI {
+            return [acc[0], acc[1]];
         }
-        unsafe {
-            // The activations were taken as q + 128: take 128 times the sum of the weights off.
-            let low = _mm256_slli_epi32::<7>(_mm256_loadu_si256(weight_sums.cast()));
-            let high = _mm256_slli_epi32::<7>(_mm256_loadu_si256(weight_sums.add(8).cast()));
-            [
-                _mm256_sub_epi32(acc[0], low),
-                _mm256_sub_epi32(acc[1], high),
-            ]
-        }
+        [
+            self.pair_sums(acc[0], acc[1]),
+            self.pair_sums(acc[2], acc[3]),
+        ]
     }
+
     #[inline(always)]
     unsafe fn load_pairs(self, p: *const u8) -> [F; 2] {
         unsafe { self.load_bf16_pairs(p) }

@@ -76,6 +76,20 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
     const WIDE: bool = true;
     const BIAS: u8 = 0x80;
     const BF16_DOT: bool = BF16;
+    const ROWS: usize = 12;
+    const INT_ROWS: usize = 12;
+    const TILES: usize = 2;
+
+    #[inline(always)]
+    fn call<K: Kernel>(self, kernel: K) -> K::Output {
+        unsafe {
+            if BF16 {
+                super::avx512_bf16::run(kernel)
+            } else {
+                run(kernel)
+            }
+        }
+    }
 
     #[inline(always)]
     fn splat(self, x: f32) -> __m512 {
@@ -277,8 +291,12 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
     }
 
     #[inline(always)]
-    fn zero_acc(self) -> __m512i {
-        unsafe { _mm512_setzero_si512() }
+    unsafe fn start(self, weight_sums: *const i32) -> __m512i {
+        // The activations are taken as q + 128: take 128 times the sum of the weights off.
+        unsafe {
+            let sums = _mm512_slli_epi32::<7>(_mm512_loadu_si512(weight_sums.cast()));
+            _mm512_sub_epi32(_mm512_setzero_si512(), sums)
+        }
     }
 
     #[inline(always)]
@@ -287,15 +305,10 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
     }
 
     #[inline(always)]
-    unsafe fn finish(self, acc: __m512i, weight_sums: *const i32) -> __m512i {
-        // The activations were taken as q + 128: take 128 times the sum of the weights off.
-        unsafe {
-            _mm512_sub_epi32(
-                acc,
-                _mm512_slli_epi32::<7>(_mm512_loadu_si512(weight_sums.cast())),
-            )
-        }
+    fn finish(self, acc: __m512i) -> __m512i {
+        acc
     }
+
     #[inline(always)]
     unsafe fn load_pairs(self, p: *const u8) -> __m512i {
         unsafe { _mm512_loadu_si512(p.cast()) }
@@ -321,8 +334,12 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
             let table = _mm512_loadu_si512(NIBBLES_BF16.as_ptr().cast());
             let low = _mm512_loadu_si512(p.cast());
             let high = _mm512_srli_epi16::<4>(low);
-            [(low, first), (low, second), (high, first), (high, second)]
-                .map(|(v, places)| _mm512_permutexvar_epi16(_mm512_shuffle_epi8(v, places), table))
+            [
+                _mm512_permutexvar_epi16(_mm512_shuffle_epi8(low, first), table),
+                _mm512_permutexvar_epi16(_mm512_shuffle_epi8(low, second), table),
+                _mm512_permutexvar_epi16(_mm512_shuffle_epi8(high, first), table),
+                _mm512_permutexvar_epi16(_mm512_shuffle_epi8(high, second), table),
+            ]
         }
     }
 

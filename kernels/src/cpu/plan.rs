@@ -1,0 +1,132 @@
+//! How a linear layer is cut into tasks: a pure function of sizes. It decides who computes a block of outputs
+//! and when, never how: the bits do not depend on it.
+
+use std::ops::Range;
+
+use crate::panels::Panels;
+
+/// What is to be cut.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Shape {
+    pub(super) panels: Panels,
+    /// Bytes of a row in its panel.
+    pub(super) row_bytes: usize,
+    pub(super) tiles: usize,
+    /// Tiles that are multiplied at once.
+    pub(super) at_once: usize,
+    pub(super) threads: usize,
+    /// Bytes of the cache that each core has for itself.
+    pub(super) cache: usize,
+}
+
+/// Tasks of some panels and some tiles each. Tasks that follow each other share their panels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Plan {
+    panels: usize,
+    tiles: usize,
+    /// Panels of a task: they stay in the cache while the tiles pass.
+    pub(super) panels_each: usize,
+    /// Tiles of a task.
+    pub(super) tiles_each: usize,
+}
+
+impl Plan {
+    pub(super) fn new(shape: Shape) -> Self {
+        let panels = shape.panels.count();
+        let panel_bytes = (shape.panels.each * shape.row_bytes).max(1);
+        // Half of the cache for the panels: the tiles at hand and the next ones need the rest.
+        let most = (shape.cache / 2 / panel_bytes).max(1);
+        let blocks = panels.div_ceil(most).max(1);
+        let panels_each = panels.div_ceil(blocks).max(1);
+        let blocks = panels.div_ceil(panels_each);
+        let tiles_each = if shape.threads == 1 {
+            shape.tiles
+        } else {
+            shape.tiles * blocks / (shape.threads * TASKS_EACH)
+        };
+        let tiles_each = (tiles_each / shape.at_once * shape.at_once).max(shape.at_once);
+        Self {
+            panels,
+            tiles: shape.tiles,
+            panels_each,
+            tiles_each,
+        }
+    }
+
+    pub(super) fn tasks(self) -> usize {
+        self.tile_blocks() * self.panels.div_ceil(self.panels_each)
+    }
+
+    /// The panels and the tiles of a task.
+    pub(super) fn task(self, task: usize) -> (Range<usize>, Range<usize>) {
+        let panel = task / self.tile_blocks() * self.panels_each;
+        let tile = task % self.tile_blocks() * self.tiles_each;
+        (
+            panel..(panel + self.panels_each).min(self.panels),
+            tile..(tile + self.tiles_each).min(self.tiles),
+        )
+    }
+
+    fn tile_blocks(self) -> usize {
+        self.tiles.div_ceil(self.tiles_each)
+    }
+}
+
+/// Tasks for each thread: so many that the last one, which others wait for, is short.
+const TASKS_EACH: usize = 24;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan(rows: usize, k: usize, n: usize, threads: usize) -> Plan {
+        Plan::new(Shape {
+            panels: Panels::new(rows, 12),
+            row_bytes: k,
+            tiles: n.div_ceil(16),
+            at_once: 2,
+            threads,
+            cache: 1 << 20,
+        })
+    }
+
+    #[test]
+    fn panels_fill_half_the_cache_and_tiles_give_every_thread_enough_tasks() {
+        let table = [
+            // rows, k, n, threads: panels and tiles of a task
+            (1, 2560, 10240, 2, (1, 12)),
+            (1, 576, 576, 2, (1, 2)),
+            (128, 2560, 10240, 2, (11, 12)),
+            (1024, 2560, 10240, 2, (15, 80)),
+            (1024, 10240, 2560, 2, (4, 72)),
+            (8192, 18944, 3584, 2, (2, 224)),
+            (1024, 2560, 10240, 1, (15, 640)),
+        ];
+        for (rows, k, n, threads, expected) in table {
+            let plan = plan(rows, k, n, threads);
+            assert_eq!(
+                (plan.panels_each, plan.tiles_each),
+                expected,
+                "{rows} x {k} x {n} on {threads}"
+            );
+        }
+    }
+
+    #[test]
+    fn every_block_is_computed_once() {
+        for (rows, k, n, threads) in [(1, 8, 1, 4), (37, 9000, 1000, 3), (300, 40_000, 90, 2)] {
+            let plan = plan(rows, k, n, threads);
+            let (panels, tiles) = (plan.panels, plan.tiles);
+            let mut counts = vec![0; panels * tiles];
+            for task in 0..plan.tasks() {
+                let (panels, of_task) = plan.task(task);
+                for panel in panels {
+                    for tile in of_task.clone() {
+                        counts[panel * tiles + tile] += 1;
+                    }
+                }
+            }
+            assert!(counts.iter().all(|&count| count == 1));
+        }
+    }
+}
