@@ -4,13 +4,14 @@
 //! Rows are interleaved in panels (`panel.rs`), weights in tiles (`pack.rs`). A task (`plan.rs`) takes some
 //! panels, which stay in the core's cache, and lets tiles pass; what it computes at once fills the registers.
 
+use std::hint::black_box;
 use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::float_tile::{self, FloatTile};
 use super::pack::{step_columns, tile_bytes};
 use super::panel::{self, Pack};
-use super::plan::{Plan, Shape};
+use super::plan::{Plan, SUM_BYTES, Shape};
 use super::product::{Bf16, Bf16Int4, Bf16Int8, F32, Int4, Int8, Product};
 use super::rows::OutRows;
 use super::simd::{Kernel, LANES, Simd};
@@ -69,10 +70,10 @@ fn run(backend: &CpuBackend, input: LinearInput<'_>, weights: &Weights, out: Out
     backend.pool.run(job.plan.tasks(), &|worker, task| {
         let mut scratch = backend.scratch(worker);
         let (panels, tiles) = job.plan.task(task);
-        let packed = job.pack(backend, &mut scratch, floats, (number, panels.start));
+        let room = job.pack(backend, &mut scratch, floats, (number, panels.start));
         backend.level.run(Task {
             job: &job,
-            packed,
+            room,
             panels,
             tiles,
         });
@@ -89,8 +90,6 @@ struct Job<'a> {
     units: usize,
     /// Whether the panels hold bf16.
     bf16: bool,
-    /// Steps of a tile.
-    steps: usize,
     plan: Plan,
 }
 
@@ -122,8 +121,10 @@ impl<'a> Job<'a> {
         };
         let plan = Plan::new(Shape {
             panels,
+            k: weights.k,
             row_bytes: units * UNIT,
             tiles: weights.n.div_ceil(LANES),
+            tile_bytes: tile_bytes(weights.format, weights.k),
             at_once,
             threads: backend.threads(),
             cache: backend.core_cache,
@@ -135,38 +136,47 @@ impl<'a> Job<'a> {
             panels,
             units,
             bf16,
-            steps: weights.k.div_ceil(step_columns(weights.format)),
             plan,
         }
     }
 
-    /// Floats of working memory: a row, and the panels of a task.
+    /// Floats of working memory: sums that wait, a row, and the panels of a task.
     fn floats(&self) -> usize {
-        match self.input {
+        let rows = self.plan.panels_each * self.panels.each;
+        let panels = match self.input {
             LinearInput::Int8(_) => 0,
-            LinearInput::Float(x) => {
-                let rows = self.plan.panels_each * self.panels.each + 1;
-                x.cols().next_multiple_of(LANES) + rows * self.units
-            }
-        }
+            LinearInput::Float(x) => x.cols().next_multiple_of(LANES) + (rows + 1) * self.units,
+        };
+        self.waiting() + panels
     }
 
-    /// Where the panels of task `(job, first panel)` lie, after laying them out if this worker has not yet.
+    /// Floats of the sums that wait for the next columns, in whole cache lines.
+    fn waiting(&self) -> usize {
+        if self.plan.depth >= self.weights.k {
+            return 0;
+        }
+        let rows = self.plan.panels_each * self.panels.each;
+        (rows * self.plan.tiles_each + 1) * SUM_BYTES / size_of::<f32>()
+    }
+
+    /// Working memory of task `(job, first panel)`, after laying its panels out if this worker has not yet.
     fn pack(
         &self,
         backend: &CpuBackend,
         scratch: &mut Scratch,
         floats: usize,
         task: (u64, usize),
-    ) -> *const u8 {
-        match self.input {
+    ) -> Room {
+        let fresh = scratch.packed == Some(task);
+        let (floats, _) = scratch.take(floats, 0);
+        let (waiting, floats) = floats.split_at_mut(self.waiting());
+        let sums: *mut u8 = waiting.as_mut_ptr().cast();
+        let packed = match self.input {
             LinearInput::Int8(rows) => {
                 let first = task.1 * self.panels.each * rows.stride;
                 rows.data.as_slice::<u8>()[first..].as_ptr()
             }
             LinearInput::Float(x) => {
-                let fresh = scratch.packed == Some(task);
-                let (floats, _) = scratch.take(floats, 0);
                 let (row, out) = floats.split_at_mut(x.cols().next_multiple_of(LANES));
                 let packed = out.as_ptr().cast();
                 if !fresh {
@@ -181,9 +191,13 @@ impl<'a> Job<'a> {
                         out: bytemuck::cast_slice_mut(out),
                     });
                 }
-                scratch.packed = Some(task);
                 packed
             }
+        };
+        scratch.packed = Some(task);
+        Room {
+            packed,
+            sums: sums.wrapping_add(sums.align_offset(64)),
         }
     }
 
@@ -227,11 +241,19 @@ impl<'a> Job<'a> {
     }
 }
 
+/// Working memory of a task.
+#[derive(Clone, Copy)]
+struct Room {
+    /// The first of its panels.
+    packed: *const u8,
+    /// Sums that wait for the next columns.
+    sums: *mut u8,
+}
+
 /// One block of output.
 struct Task<'a> {
     job: &'a Job<'a>,
-    /// The first of the panels.
-    packed: *const u8,
+    room: Room,
     panels: Range<usize>,
     tiles: Range<usize>,
 }
@@ -269,32 +291,50 @@ impl Task<'_> {
 
     #[inline(always)]
     fn cover<S: Simd, P: Product>(self, s: S) {
+        let weights = self.job.weights;
+        let (k, depth) = (weights.k, self.job.plan.depth);
+        for first in (0..k).step_by(depth) {
+            self.columns::<S, P>(s, first..(first + depth).min(k));
+        }
+    }
+
+    /// Adds the products of some columns to all outputs.
+    #[inline(always)]
+    fn columns<S: Simd, P: Product>(&self, s: S, columns: Range<usize>) {
         let Self {
             job,
-            packed,
+            room,
             panels,
             tiles,
         } = self;
         let panel_bytes = job.panels.each * job.units * UNIT;
-        let tile_bytes = tile_bytes(job.weights.format, job.weights.k);
+        let bytes = tile_bytes(job.weights.format, job.weights.k);
+        let part = columns.len().div_ceil(step_columns(job.weights.format)) * P::BYTES;
         let mut tile = tiles.start;
         while tile < tiles.end {
             let left = tiles.end - tile;
             let single = S::TILES > 1 && job.panels.each == 1 && left >= 4;
             let count = if single { 4 } else { left.min(S::TILES) };
-            // While the panels meet these tiles, each fetches its share of the next ones.
-            let share = count * tile_bytes / panels.len();
-            let next = job.tile(tile).wrapping_add(count * tile_bytes);
+            // While the panels meet these tiles, each fetches its share of the next ones; a single panel
+            // fetches what comes next in these.
+            let (ahead, share) = match panels.len() {
+                1 => (AHEAD, P::BYTES),
+                several => (count * bytes, P::BYTES.div_ceil(several)),
+            };
             for (i, panel) in panels.clone().enumerate() {
                 let block = Block {
                     job,
-                    panel: packed.wrapping_add(i * panel_bytes),
+                    columns: (columns.start, columns.end),
+                    panel: room.packed.wrapping_add(i * panel_bytes),
                     stride: job.panels.stored(panel) * UNIT,
                     row: panel * job.panels.each,
                     rows: job.panels.rows_of(panel),
                     tile,
-                    next: next.wrapping_add(i * share),
-                    share: if panels.len() > 1 { share } else { 0 },
+                    ahead: ahead + i * (part / panels.len()),
+                    pace: share,
+                    sums: room.sums,
+                    place: (tile - tiles.start) * job.plan.panels_each * job.panels.each,
+                    place_row: i * job.panels.each,
                 };
                 block.rows::<S, P>(s, count);
             }
@@ -307,6 +347,8 @@ impl Task<'_> {
 #[derive(Clone, Copy)]
 struct Block<'a> {
     job: &'a Job<'a>,
+    /// First column, and the end.
+    columns: (usize, usize),
     panel: *const u8,
     /// Bytes from one unit of a row to the next.
     stride: usize,
@@ -314,9 +356,13 @@ struct Block<'a> {
     row: usize,
     rows: usize,
     tile: usize,
-    /// What to fetch meanwhile, and how many bytes of it.
-    next: *const u8,
-    share: usize,
+    /// How far ahead of the tiles to fetch, and how many bytes at each step.
+    ahead: usize,
+    pace: usize,
+    /// Sums that wait, and which of them are those of the tile and of its first row.
+    sums: *mut u8,
+    place: usize,
+    place_row: usize,
 }
 
 impl Block<'_> {
@@ -331,6 +377,7 @@ impl Block<'_> {
             let part = Self {
                 panel: self.panel.wrapping_add(row * UNIT),
                 row: self.row + row,
+                place_row: self.place_row + row,
                 rows: self.rows.saturating_sub(row).min(count),
                 ..self
             };
@@ -355,8 +402,13 @@ impl Block<'_> {
             return s.call(Registers::<P, R, 2>::of(self));
         }
         for t in 0..tiles {
-            let tile = self.tile + t;
-            s.call(Registers::<P, R, 1>::of(Self { tile, ..self }));
+            let rows = self.job.plan.panels_each * self.job.panels.each;
+            let (tile, place) = (self.tile + t, self.place + t * rows);
+            s.call(Registers::<P, R, 1>::of(Self {
+                tile,
+                place,
+                ..self
+            }));
         }
     }
 }
@@ -382,10 +434,37 @@ impl<P: Product, const R: usize, const T: usize> Kernel for Registers<'_, P, R, 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let job = self.block.job;
+        let (first, last) = (
+            self.block.columns.0 == 0,
+            self.block.columns.1 == job.weights.k,
+        );
         let mut sums = Sums([[[0.0; LANES]; T]; R]);
         let format = job.weights.format;
-        if format.is_per_channel() || matches!(format, Format::Dense(_)) {
-            let acc = self.sums(s, 0, 0..job.steps);
+        if !format.is_per_channel() && !matches!(format, Format::Dense(_)) {
+            let waiting: *mut [[[f32; LANES]; T]; R] = self.waiting(SUM_BYTES / 2).cast();
+            if !first {
+                // SAFETY: an earlier part of the columns left them there.
+                sums.0 = unsafe { waiting.read() };
+            }
+            self.groups(s, &mut sums.0);
+            if !last {
+                // SAFETY: the room is for these outputs alone.
+                unsafe { waiting.write(sums.0) };
+            }
+        } else {
+            let waiting: *mut [[P::Acc<S>; T]; R] = self.waiting(size_of::<P::Acc<S>>()).cast();
+            let mut acc = if first {
+                [self.starts(s, 0); R]
+            } else {
+                // SAFETY: an earlier part of the columns left them there.
+                unsafe { waiting.read() }
+            };
+            let walk = self.walk(s, self.block.columns);
+            walk.add(s, &mut acc);
+            if !last {
+                // SAFETY: the room is for these outputs alone.
+                unsafe { waiting.write(acc) };
+            }
             for r in 0..R {
                 for t in 0..T {
                     let out = sums.0[r][t].as_mut_ptr();
@@ -399,76 +478,101 @@ impl<P: Product, const R: usize, const T: usize> Kernel for Registers<'_, P, R, 
                     }
                 }
             }
-        } else {
-            self.grouped(s, &mut sums.0);
         }
-        s.call(Finish {
-            block: self.block,
-            sums: sums.0.as_flattened(),
-            tiles: T,
-        });
+        if last {
+            s.call(Finish {
+                block: self.block,
+                sums: sums.0.as_flattened(),
+                tiles: T,
+            });
+        }
     }
 }
 
 impl<P: Product, const R: usize, const T: usize> Registers<'_, P, R, T> {
-    /// The sums over the steps of `steps`, which belong to group `group`.
+    /// Where the sums of these outputs wait, `size` bytes each.
     #[inline(always)]
-    fn sums<S: Simd>(&self, s: S, group: usize, steps: Range<usize>) -> [[P::Acc<S>; T]; R] {
-        let block = &self.block;
-        let starts: [P::Acc<S>; T] = std::array::from_fn(|t| {
+    fn waiting(&self, size: usize) -> *mut u8 {
+        let place = self.block.place + self.block.place_row * T;
+        self.block.sums.wrapping_add(place * size)
+    }
+
+    /// Empty sums of a group.
+    #[inline(always)]
+    fn starts<S: Simd>(&self, s: S, group: usize) -> [P::Acc<S>; T] {
+        std::array::from_fn(|t| {
             // SAFETY: sums of a tile have sixteen lanes.
-            unsafe { P::start(s, block.job.sums(group, block.tile + t)) }
+            unsafe { P::start(s, self.block.job.sums(group, self.block.tile + t)) }
+        })
+    }
+
+    /// The steps of columns `columns.0..columns.1`.
+    #[inline(always)]
+    fn walk<S: Simd>(&self, _s: S, columns: (usize, usize)) -> Walk<P, R, T> {
+        let block = &self.block;
+        let each = step_columns(block.job.weights.format);
+        let (start, end) = (columns.0 / each, columns.1.div_ceil(each));
+        let tiles = std::array::from_fn(|t| {
+            block
+                .job
+                .tile(block.tile + t)
+                .wrapping_add(start * P::BYTES)
         });
-        let mut acc = [starts; R];
-        let skipped = steps.start * P::BYTES;
-        let mut tiles: [*const u8; T] =
-            std::array::from_fn(|t| block.job.tile(block.tile + t).wrapping_add(skipped));
-        let stride = block.stride;
-        let mut panel = block.panel.wrapping_add(steps.start * P::UNITS * stride);
-        let pace = block.share / block.job.steps;
-        let mut next = block.next.wrapping_add(steps.start * pace);
-        for _ in steps {
-            s.prefetch(next);
-            // SAFETY: the step is inside the tiles and the panel, which are padded to whole steps.
-            unsafe { P::step(s, &mut acc, tiles, panel, stride) };
-            tiles = tiles.map(|tile| tile.wrapping_add(P::BYTES));
-            panel = panel.wrapping_add(P::UNITS * stride);
-            next = next.wrapping_add(pace);
+        let begun = start - block.columns.0 / each;
+        Walk {
+            tiles,
+            panel: block.panel.wrapping_add(start * P::UNITS * block.stride),
+            stride: block.stride,
+            steps: end - start,
+            // The part of the tiles to be fetched lies where this part does, as much further as was fetched.
+            next: tiles.map(|tile| {
+                tile.wrapping_sub(begun * (P::BYTES - block.pace))
+                    .wrapping_add(block.ahead)
+            }),
+            pace: block.pace,
+            product: PhantomData,
         }
-        acc
     }
 
     /// The sums of groups times their scales, in segments.
     #[inline(always)]
-    fn grouped<S: Simd>(&self, s: S, total: &mut [[[f32; LANES]; T]; R]) {
+    fn groups<S: Simd>(&self, s: S, total: &mut [[[f32; LANES]; T]; R]) {
         let weights = self.block.job.weights;
         let group_size = weights.format.group_size(weights.k);
-        let columns = step_columns(weights.format);
-        let groups = weights.format.groups(weights.k);
-        let each = SEGMENT / group_size;
-        for first in (0..groups).step_by(each) {
+        let (start, end) = self.block.columns;
+        let scales: [*const f32; T] =
+            std::array::from_fn(|t| self.block.job.scales(0, self.block.tile + t));
+        let padded = weights.n.next_multiple_of(LANES);
+        for first in (start..end).step_by(SEGMENT) {
             let mut segment = Sums([[[0.0; LANES]; T]; R]);
-            for group in first..(first + each).min(groups) {
-                let end = ((group + 1) * group_size).min(weights.k).div_ceil(columns);
-                let acc = self.sums(s, group, group * group_size / columns..end);
+            // Kept in memory: there are no registers for them beside those of the sums.
+            let parts = black_box(segment.0.as_mut_ptr());
+            let segment_end = (first + SEGMENT).min(end);
+            let mut walk = self.walk(s, (first, segment_end));
+            let mut left = walk.steps;
+            walk.steps = group_size / step_columns(weights.format);
+            let mut group = first / group_size;
+            while left > 0 {
+                walk.steps = walk.steps.min(left);
+                left -= walk.steps;
+                let mut acc = [self.starts(s, group); R];
+                walk = walk.add(s, &mut acc);
                 for t in 0..T {
-                    // SAFETY: scales of a tile have sixteen lanes.
-                    let scale =
-                        unsafe { s.load(self.block.job.scales(group, self.block.tile + t)) };
+                    // SAFETY: scales of a tile have sixteen lanes, those of the next group `padded` further.
+                    let scale = unsafe { s.load(scales[t].add(group * padded)) };
                     for r in 0..R {
-                        let part = segment.0[r][t].as_mut_ptr();
                         // SAFETY: a part has sixteen lanes.
                         unsafe {
-                            s.store(part, s.fma(P::total(s, acc[r][t]), scale, s.load(part)))
-                        };
+                            let part = (*parts.add(r))[t].as_mut_ptr();
+                            let sum = s.fma(P::total(s, acc[r][t]), scale, s.load(part));
+                            s.store(part, sum);
+                        }
                     }
                 }
+                group += 1;
             }
-            for (total, part) in total
-                .as_flattened_mut()
-                .iter_mut()
-                .zip(segment.0.as_flattened())
-            {
+            let parts = segment.0.as_flattened();
+            for (total, part) in total.as_flattened_mut().iter_mut().zip(parts) {
                 // SAFETY: both have sixteen lanes.
                 unsafe {
                     let sum = s.add(s.load(total.as_ptr()), s.load(part.as_ptr()));
@@ -476,6 +580,37 @@ impl<P: Product, const R: usize, const T: usize> Registers<'_, P, R, T> {
                 }
             }
         }
+    }
+}
+
+/// Steps of `T` tiles and a panel.
+struct Walk<P, const R: usize, const T: usize> {
+    tiles: [*const u8; T],
+    panel: *const u8,
+    stride: usize,
+    steps: usize,
+    next: [*const u8; T],
+    pace: usize,
+    product: PhantomData<P>,
+}
+
+impl<P: Product, const R: usize, const T: usize> Walk<P, R, T> {
+    /// Adds the products of the steps; gives where the next ones are.
+    #[inline(always)]
+    fn add<S: Simd>(mut self, s: S, acc: &mut [[P::Acc<S>; T]; R]) -> Self {
+        for _ in 0..self.steps {
+            for t in 0..T {
+                s.prefetch(self.next[t]);
+            }
+            // SAFETY: the step is inside the tiles and the panel, which are padded to whole steps.
+            unsafe { P::step(s, acc, self.tiles, self.panel, self.stride) };
+            for t in 0..T {
+                self.tiles[t] = self.tiles[t].wrapping_add(P::BYTES);
+                self.next[t] = self.next[t].wrapping_add(self.pace);
+            }
+            self.panel = self.panel.wrapping_add(P::UNITS * self.stride);
+        }
+        self
     }
 }
 
@@ -523,3 +658,6 @@ impl Kernel for Finish<'_> {
         }
     }
 }
+
+/// How far ahead a single panel fetches: what memory gives while a request is on its way.
+const AHEAD: usize = 2048;

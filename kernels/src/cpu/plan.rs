@@ -4,14 +4,18 @@
 use std::ops::Range;
 
 use crate::panels::Panels;
+use crate::quant::SEGMENT;
 
 /// What is to be cut.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Shape {
     pub(super) panels: Panels,
+    /// Columns.
+    pub(super) k: usize,
     /// Bytes of a row in its panel.
     pub(super) row_bytes: usize,
     pub(super) tiles: usize,
+    pub(super) tile_bytes: usize,
     /// Tiles that are multiplied at once.
     pub(super) at_once: usize,
     pub(super) threads: usize,
@@ -28,14 +32,17 @@ pub(super) struct Plan {
     pub(super) panels_each: usize,
     /// Tiles of a task.
     pub(super) tiles_each: usize,
+    /// Columns that are multiplied before the next tiles come: all, or a multiple of [`SEGMENT`].
+    pub(super) depth: usize,
 }
 
 impl Plan {
     pub(super) fn new(shape: Shape) -> Self {
         let panels = shape.panels.count();
-        let panel_bytes = (shape.panels.each * shape.row_bytes).max(1);
+        let depth = shape.depth();
+        let row_bytes = (shape.row_bytes * depth / shape.k.max(1)).max(1);
         // Half of the cache for the panels: the tiles at hand and the next ones need the rest.
-        let most = (shape.cache / 2 / panel_bytes).max(1);
+        let most = (shape.cache / 2 / (shape.panels.each * row_bytes)).max(1);
         let blocks = panels.div_ceil(most).max(1);
         let panels_each = panels.div_ceil(blocks).max(1);
         let blocks = panels.div_ceil(panels_each);
@@ -44,12 +51,19 @@ impl Plan {
         } else {
             shape.tiles * blocks / (shape.threads * TASKS_EACH)
         };
+        let sums = panels_each * shape.panels.each * SUM_BYTES;
+        let tiles_each = if depth < shape.k {
+            tiles_each.min(shape.cache / 8 / sums)
+        } else {
+            tiles_each
+        };
         let tiles_each = (tiles_each / shape.at_once * shape.at_once).max(shape.at_once);
         Self {
             panels,
             tiles: shape.tiles,
             panels_each,
             tiles_each,
+            depth,
         }
     }
 
@@ -72,8 +86,26 @@ impl Plan {
     }
 }
 
+impl Shape {
+    /// One panel takes tiles as they lie in memory; several take parts of them that stay in the cache.
+    fn depth(self) -> usize {
+        let parts = self.tile_bytes.div_ceil(TILE_PART);
+        if self.panels.count() <= 1 || parts <= 1 {
+            return self.k;
+        }
+        self.k.div_ceil(parts).next_multiple_of(SEGMENT).min(self.k)
+    }
+}
+
 /// Tasks for each thread: so many that the last one, which others wait for, is short.
 const TASKS_EACH: usize = 24;
+
+/// Bytes of a tile that are multiplied before the next tile comes: with a few tiles at once and the next
+/// ones on their way they take a good part of the cache.
+const TILE_PART: usize = 48 << 10;
+
+/// Bytes that the sums of a row and a tile take while they wait for the next part: at most.
+pub(super) const SUM_BYTES: usize = 128;
 
 #[cfg(test)]
 mod tests {
@@ -82,8 +114,10 @@ mod tests {
     fn plan(rows: usize, k: usize, n: usize, threads: usize) -> Plan {
         Plan::new(Shape {
             panels: Panels::new(rows, 12),
+            k,
             row_bytes: k,
             tiles: n.div_ceil(16),
+            tile_bytes: k * 16,
             at_once: 2,
             threads,
             cache: 1 << 20,
@@ -93,19 +127,20 @@ mod tests {
     #[test]
     fn panels_fill_half_the_cache_and_tiles_give_every_thread_enough_tasks() {
         let table = [
-            // rows, k, n, threads: panels and tiles of a task
-            (1, 2560, 10240, 2, (1, 12)),
-            (1, 576, 576, 2, (1, 2)),
-            (128, 2560, 10240, 2, (11, 12)),
-            (1024, 2560, 10240, 2, (15, 80)),
-            (1024, 10240, 2560, 2, (4, 72)),
-            (8192, 18944, 3584, 2, (2, 224)),
-            (1024, 2560, 10240, 1, (15, 640)),
+            // rows, k, n, threads: panels, tiles and depth of a task
+            (1, 2560, 10240, 2, (1, 12, 2560)),
+            (1, 576, 576, 2, (1, 2, 576)),
+            (1, 18944, 3584, 2, (1, 4, 18944)),
+            (128, 2560, 10240, 2, (11, 12, 2560)),
+            (1024, 2560, 10240, 2, (15, 80, 2560)),
+            (1024, 10240, 2560, 2, (13, 4, 3072)),
+            (8192, 18944, 3584, 2, (13, 4, 3072)),
+            (1024, 2560, 10240, 1, (15, 640, 2560)),
         ];
         for (rows, k, n, threads, expected) in table {
             let plan = plan(rows, k, n, threads);
             assert_eq!(
-                (plan.panels_each, plan.tiles_each),
+                (plan.panels_each, plan.tiles_each, plan.depth),
                 expected,
                 "{rows} x {k} x {n} on {threads}"
             );

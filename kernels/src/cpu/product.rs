@@ -255,6 +255,22 @@ impl<W: FloatTile> Product for F32<W> {
         panel: *const u8,
         stride: usize,
     ) {
+        if W::COLUMNS == 1 {
+            // SAFETY: the caller promises the step.
+            let mut weights = [unsafe { W::load(s, tiles[0]) }[0]; T];
+            for t in 1..T {
+                // SAFETY: as above.
+                weights[t] = unsafe { W::load(s, tiles[t]) }[0];
+            }
+            for r in 0..R {
+                // SAFETY: as above; a unit is one f32.
+                let x = s.splat(unsafe { *panel.add(4 * r).cast::<f32>() });
+                for t in 0..T {
+                    acc[r][t] = s.fma(x, weights[t], acc[r][t]);
+                }
+            }
+            return;
+        }
         for t in 0..T {
             // SAFETY: the caller promises the step.
             let weights = unsafe { W::load(s, tiles[t]) };
