@@ -24,6 +24,8 @@ QUANTIZED_TOLERANCE = 0.05
 FOUR_BIT_TOLERANCE = 0.2
 PROMPT = [1, 4093, 198, 1780, 314, 260, 3575, 282, 4649, 47, 2, 198, 1, 520, 9531, 198]
 COPIES = 3
+# (rows, context): the last rows of a longer context, one row, a whole prompt.
+ATTENTION_SIZES = (5, 37), (1, 33), (16, 16)
 
 
 def main():
@@ -36,7 +38,8 @@ def main():
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         peer = Peer(options.command)
-        failures = sum(not check(peer, options, Path(folder), work, variant) for work, variant in peer.variants())
+        checks = [check(peer, options, Path(folder), work, variant) for work, variant in peer.variants()]
+        failures = checks.count(False)
         failures += peer.end() != 0
     print(f"{failures} failed")
     sys.exit(failures > 0)
@@ -77,17 +80,23 @@ def check(peer, options, folder, work, variant):
         return True
     if work == "model":
         return check_model(peer, options, name, variant)
-    request, expected, operations = make_linear(options, folder) if work == "linear" else make_attention(folder)
-    out = folder / "out.f32"
-    out.unlink(missing_ok=True)
-    reply = peer.ask(op="prepare", work=work, variant=variant, out=str(out), **request)
+    if work == "linear":
+        cases = [make_linear(options, folder)]
+    else:
+        cases = [make_attention(rows, context, folder) for rows, context in ATTENTION_SIZES]
+    return all([check_case(peer, options.repetitions, name, variant, case) for case in cases])
+
+
+def check_case(peer, repetitions, name, variant, case):
+    request, expected, operations = case
+    reply = peer.ask(op="prepare", variant=variant, **request)
     if "ready" not in reply:
         print(name, reply)
         return refused(reply)
-    answer = np.fromfile(out, "<f4").reshape(expected.shape)
+    answer = np.fromfile(request["out"], "<f4").reshape(expected.shape)
     error = float(np.abs(answer - expected).max() / np.abs(expected).max())
-    seconds = peer.ask(op="run", repetitions=options.repetitions)["seconds"]
-    right = error <= tolerance(variant) and len(seconds) == options.repetitions and min(seconds) > 0
+    seconds = peer.ask(op="run", repetitions=repetitions)["seconds"]
+    right = error <= tolerance(variant) and len(seconds) == repetitions and min(seconds) > 0
     rate = operations / min(seconds) / 1e12
     print(f"{name} error {error:.2e}  {min(seconds) * 1e3:9.3f} ms  {rate:6.3f} TOPS {'' if right else '  WRONG'}")
     return right
@@ -126,18 +135,18 @@ def make_linear(options, folder):
     random = np.random.default_rng(1)
     inputs = random.standard_normal((m, k), dtype=np.float32)
     weights = random.standard_normal((n, k), dtype=np.float32) * np.float32(0.02)
-    paths = save(folder, input=inputs, weights=weights)
+    paths = save(folder / "linear", input=inputs, weights=weights)
     expected = inputs.astype(np.float64) @ weights.T.astype(np.float64)
-    return {"m": m, "n": n, "k": k, "copies": COPIES, **paths}, expected, 2 * m * n * k
+    return {"work": "linear", "m": m, "n": n, "k": k, "copies": COPIES, **paths}, expected, 2 * m * n * k
 
 
-def make_attention(folder):
-    rows, context, heads, kv_heads, size = 5, 37, 4, 2, 64
+def make_attention(rows, context, folder):
+    heads, kv_heads, size = 4, 2, 64
     random = np.random.default_rng(2)
     queries = random.standard_normal((rows, heads, size), dtype=np.float32)
     keys, values = (random.standard_normal((context, kv_heads, size), dtype=np.float32) for _ in range(2))
-    paths = save(folder, queries=queries, keys=keys, values=values)
-    shape = {"rows": rows, "context": context, "heads": heads, "kv_heads": kv_heads, "head_size": size}
+    paths = save(folder / f"attention-{rows}", queries=queries, keys=keys, values=values)
+    shape = {"work": "attention", "rows": rows, "context": context, "heads": heads, "kv_heads": kv_heads, "head_size": size}
     return {**shape, **paths}, attention(queries, keys, values), 4 * rows * context * heads * size
 
 
@@ -153,8 +162,10 @@ def attention(queries, keys, values):
 
 
 def save(folder, **arrays):
-    """Writes each array as raw little-endian float32; its path by name."""
-    paths = {name: str(folder / f"{name}.f32") for name in arrays}
+    """Writes each array as raw little-endian float32: its path by name, and a fresh path for the answer."""
+    folder.mkdir(exist_ok=True)
+    paths = {name: str(folder / f"{name}.f32") for name in [*arrays, "out"]}
+    Path(paths["out"]).unlink(missing_ok=True)
     for name, array in arrays.items():
         array.astype("<f4").tofile(paths[name])
     return paths
