@@ -108,7 +108,7 @@ def refused(reply):
 
 
 def tolerance(variant):
-    if variant.startswith("w4"):
+    if variant.startswith(("w4", "q4")):
         return FOUR_BIT_TOLERANCE
     return TOLERANCES.get(variant.split("_")[0], QUANTIZED_TOLERANCE)
 
