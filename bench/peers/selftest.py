@@ -1,6 +1,6 @@
 """Drives a peer through the protocol with small shapes and compares its answers with numpy.
 
-    python selftest.py "COMMAND OF THE PEER" [--model FILE.gguf] [--shape M,N,K] [--only TEXT]
+    python selftest.py "COMMAND OF THE PEER" [--model FILE.gguf] [--prompt TOKENS] [--shape M,N,K] [--only TEXT]
 
 Prints one line for each variant: the relative error (largest difference by largest value) or, for a model, the next
 token, and the fastest of a few runs. Ends with 1 if an answer is wrong or a peer breaks the protocol.
@@ -32,6 +32,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command")
     parser.add_argument("--model")
+    parser.add_argument("--prompt", type=int, default=len(PROMPT), help="tokens of the prompt for the model")
     parser.add_argument("--shape", default="7,256,384")
     parser.add_argument("--only", default="", help="variants whose name holds this text")
     parser.add_argument("--repetitions", type=int, default=5)
@@ -117,7 +118,8 @@ def check_model(peer, options, name, variant):
     if options.model is None:
         print(name, "skipped: no --model")
         return True
-    request = {"model": options.model, "prompt": PROMPT, "context": 2048}
+    prompt = (PROMPT * (options.prompt // len(PROMPT) + 1))[:options.prompt]
+    request = {"model": options.model, "prompt": prompt, "context": 2048}
     reply = peer.ask(op="prepare", work="model", variant=variant, **request)
     if "ready" not in reply:
         print(name, reply)
@@ -125,7 +127,7 @@ def check_model(peer, options, name, variant):
     prefill = peer.ask(op="run", phase="prefill", repetitions=2)["seconds"]
     decode = peer.ask(op="run", phase="decode", tokens=8)["seconds"]
     right = isinstance(reply["next"], int) and len(prefill) == 2 and len(decode) == 8
-    speed = f"prefill {len(PROMPT) / min(prefill):7.0f} tok/s  decode {1 / np.median(decode):7.1f} tok/s"
+    speed = f"prefill {options.prompt / min(prefill):7.0f} tok/s  decode {1 / np.median(decode):7.1f} tok/s"
     print(f"{name} next {reply['next']:>6}  {speed} {'' if right else '  WRONG'}")
     return right
 

@@ -10,6 +10,8 @@ import numpy as np  # noqa: E402
 import openvino  # noqa: E402
 from openvino import opset13 as ops  # noqa: E402
 
+from model import model_of  # noqa: E402
+
 GROUP = 128
 
 
@@ -24,7 +26,13 @@ def main():
         "w4a8_group128": lambda request: compiled(request, four_bit, group=GROUP),
         "w4a16": lambda request: compiled(request, four_bit, group=0),
     }
-    serve("openvino", openvino.__version__, {"linear": linear})
+    model = {
+        "int8": lambda request: model_of(request, settings(), eight_bit=True, last_logits=False),
+        "int8_last": lambda request: model_of(request, settings(), eight_bit=True, last_logits=True),
+        "as_is": lambda request: model_of(request, settings(), eight_bit=False, last_logits=False),
+        "as_is_last": lambda request: model_of(request, settings(), eight_bit=False, last_logits=True),
+    }
+    serve("openvino", openvino.__version__, {"linear": linear, "model": model})
 
 
 def settings(precision=None, group=None):
