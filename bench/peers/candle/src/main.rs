@@ -27,7 +27,11 @@ fn main() -> Result<()> {
     for line in io::stdin().lock().lines() {
         let reply = answer(&mut linear, &line?).unwrap_or_else(|error| {
             // What fails before there is anything to run is what candle cannot do.
-            let key = if linear.is_none() { "unsupported" } else { "error" };
+            let key = if linear.is_none() {
+                "unsupported"
+            } else {
+                "error"
+            };
             json!({key: format!("failed: {error}")})
         });
         writeln!(replies, "{reply}")?;
@@ -41,7 +45,9 @@ fn limit_threads() -> Result<usize> {
     let threads = std::env::var("CIDER_PEER_THREADS").map_or(Ok(2), |text| text.parse())?;
     // SAFETY: this is the first thing the program does, and it has one thread.
     unsafe { std::env::set_var("RAYON_NUM_THREADS", threads.to_string()) };
-    rayon::ThreadPoolBuilder::new().num_threads(threads).build_global()?;
+    rayon::ThreadPoolBuilder::new()
+        .num_threads(threads)
+        .build_global()?;
     Ok(threads)
 }
 
@@ -59,7 +65,9 @@ fn answer(linear: &mut Option<Linear>, line: &str) -> Result<Value> {
         *linear = Some(prepared);
         return Ok(json!({"ready": true}));
     }
-    let linear = linear.as_ref().ok_or("run before a prepare that worked")?;
+    let Some(linear) = linear.as_ref() else {
+        return Ok(json!({"error": "run before a prepare that worked"}));
+    };
     let seconds = (0..number(&request, "repetitions")?)
         .map(|turn| linear.timed(turn))
         .collect::<Result<Vec<f64>>>()?;
@@ -68,8 +76,12 @@ fn answer(linear: &mut Option<Linear>, line: &str) -> Result<Value> {
 }
 
 fn kind_of(request: &Value) -> Option<Kind> {
-    let named = VARIANTS.iter().find(|(name, _)| request["variant"] == *name);
-    named.filter(|_| request["work"] == "linear").map(|(_, kind)| *kind)
+    let named = VARIANTS
+        .iter()
+        .find(|(name, _)| request["variant"] == *name);
+    named
+        .filter(|_| request["work"] == "linear")
+        .map(|(_, kind)| *kind)
 }
 
 #[derive(Clone, Copy)]
@@ -92,7 +104,11 @@ enum Weights {
 
 impl Linear {
     fn new(request: &Value, kind: Kind) -> Result<Self> {
-        let (m, n, k) = (number(request, "m")?, number(request, "n")?, number(request, "k")?);
+        let (m, n, k) = (
+            number(request, "m")?,
+            number(request, "n")?,
+            number(request, "k")?,
+        );
         let input = read(text(request, "input")?, m, k)?;
         let weights = read(text(request, "weights")?, n, k)?;
         let copies = request["copies"].as_u64().unwrap_or(1);
@@ -101,7 +117,9 @@ impl Linear {
                 Kind::Dense(dtype) => input.to_dtype(dtype)?,
                 Kind::Quantized(_) => input,
             },
-            weights: (0..copies).map(|_| Weights::new(&weights, kind)).collect::<Result<_>>()?,
+            weights: (0..copies)
+                .map(|_| Weights::new(&weights, kind))
+                .collect::<Result<_>>()?,
         })
     }
 
@@ -121,7 +139,10 @@ impl Linear {
         }
         let result = self.weights[0].forward(&self.input)?.to_dtype(DType::F32)?;
         let values = result.flatten_all()?.to_vec1::<f32>()?;
-        let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        let bytes: Vec<u8> = values
+            .iter()
+            .flat_map(|value| value.to_le_bytes())
+            .collect();
         Ok(fs::write(path, bytes)?)
     }
 }
@@ -148,26 +169,33 @@ impl Weights {
 /// The matrix of `rows` by `columns` values in the file.
 fn read(path: &str, rows: usize, columns: usize) -> Result<Tensor> {
     let bytes = fs::read(path)?;
-    let values: Vec<f32> =
-        bytes.as_chunks().0.iter().map(|value| f32::from_le_bytes(*value)).collect();
+    let values: Vec<f32> = bytes
+        .as_chunks()
+        .0
+        .iter()
+        .map(|value| f32::from_le_bytes(*value))
+        .collect();
     Ok(Tensor::from_vec(values, (rows, columns), &Device::Cpu)?)
 }
 
 fn text<'a>(request: &'a Value, key: &str) -> Result<&'a str> {
-    request[key].as_str().ok_or_else(|| format!("request without a text {key}").into())
+    request[key]
+        .as_str()
+        .ok_or_else(|| format!("request without a text {key}").into())
 }
 
 fn number(request: &Value, key: &str) -> Result<usize> {
-    let number = request[key].as_u64().ok_or_else(|| format!("request without a number {key}"))?;
+    let number = request[key]
+        .as_u64()
+        .ok_or_else(|| format!("request without a number {key}"))?;
     Ok(usize::try_from(number)?)
 }
 
 const CANDLE_VERSION: &str = "0.11.1";
 
-const VARIANTS: [(&str, Kind); 5] = [
+const VARIANTS: [(&str, Kind); 4] = [
     ("fp32", Kind::Dense(DType::F32)),
     ("fp16", Kind::Dense(DType::F16)),
-    ("bf16", Kind::Dense(DType::BF16)),
     ("q8_0", Kind::Quantized(GgmlDType::Q8_0)),
     ("q4_0", Kind::Quantized(GgmlDType::Q4_0)),
 ];
