@@ -18,7 +18,8 @@ def main():
     linear = {
         "fp32": lambda request: dense(request, torch.float32),
         "bf16": lambda request: dense(request, torch.bfloat16),
-        "bf16_packed": dense_packed,
+        "fp32_packed": lambda request: dense_packed(request, torch.float32),
+        "bf16_packed": lambda request: dense_packed(request, torch.bfloat16),
         "w8a8_dynamic": lambda request: composed(request, w8a8),
         "w8a8_compiled": lambda request: composed(request, torch.compile(w8a8, dynamic=False)),
         "w8a8_ao_onednn": lambda request: quantized_module(request, "onednn"),
@@ -56,9 +57,9 @@ def dense(request, dtype):
     return work(copies(request, weights.clone), lambda weight: functional.linear(inputs, weight))
 
 
-def dense_packed(request):
+def dense_packed(request, dtype):
     """The operator that a frozen, compiled model calls: weights in oneDNN's own layout."""
-    inputs, weights = (tensor.bfloat16() for tensor in tensors(request))
+    inputs, weights = (tensor.to(dtype) for tensor in tensors(request))
     pack = torch.ops.mkldnn._reorder_linear_weight
     packed = copies(request, lambda: pack(weights, inputs.shape[0]))
     call = torch.ops.mkldnn._linear_pointwise
