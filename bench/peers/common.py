@@ -85,10 +85,11 @@ def quantize_rows(values):
 def serve(name, version, makers):
     """Announces the peer, then answers requests until standard input ends.
 
-    `makers[work][variant]` makes the `Work` or `Model` of a request.
+    `makers[work][variant]` makes the `Work` or `Model` of a request. The arguments of the command, if there are any,
+    are the variants that the peer shall have.
     """
+    makers = chosen(makers, sys.argv[1:])
     replies = keep_standard_output()
-    keep_freed_memory()
 
     def say(reply):
         replies.write(json.dumps(reply) + "\n")
@@ -117,6 +118,15 @@ def serve(name, version, makers):
         say(reply)
 
 
+def chosen(makers, names):
+    if unknown := set(names) - {variant for variants in makers.values() for variant in variants}:
+        sys.exit(f"no such variants: {' '.join(sorted(unknown))}")
+    return {
+        work: {variant: maker for variant, maker in variants.items() if not names or variant in names}
+        for work, variants in makers.items()
+    }
+
+
 def first_line(error):
     return (str(error).strip().splitlines() or [""])[0][:300]
 
@@ -125,7 +135,9 @@ def prepare(makers, request):
     maker = makers.get(request["work"], {}).get(request["variant"])
     if maker is None:
         raise Unsupported(f"no {request['work']} variant {request['variant']}")
+    keep_freed_memory(False)
     work = maker(request)
+    keep_freed_memory(True)
     if isinstance(work, Model):
         return work, {"ready": True, "next": work.prefill()}
     result = None
@@ -161,12 +173,16 @@ def keep_standard_output():
     return replies
 
 
-def keep_freed_memory():
-    """Tells the C library to keep freed memory, so that a fresh result costs no page faults."""
+def keep_freed_memory(keep):
+    """Whether the C library keeps freed memory: then a fresh result costs no page faults.
+
+    Not while weights are prepared, whose forms on the way would stay in memory.
+    """
     try:
         library = ctypes.CDLL("libc.so.6")
     except OSError:
         return
     m_trim_threshold, m_mmap_max = -1, -4
-    library.mallopt(m_trim_threshold, 2**31 - 1)
-    library.mallopt(m_mmap_max, 0)
+    library.mallopt(m_trim_threshold, 2**31 - 1 if keep else 128 * 1024)
+    library.mallopt(m_mmap_max, 0 if keep else 65536)
+    library.malloc_trim(0)

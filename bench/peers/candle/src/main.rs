@@ -15,12 +15,13 @@ type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
 fn main() -> Result<()> {
     let threads = limit_threads()?;
+    let variants = chosen_variants()?;
     let mut replies = io::stdout();
     let hello = json!({
         "peer": "candle",
         "version": CANDLE_VERSION,
         "threads": threads,
-        "variants": {"linear": VARIANTS.map(|(name, _)| name)},
+        "variants": {"linear": variants},
     });
     writeln!(replies, "{hello}")?;
     let mut linear = None;
@@ -49,6 +50,21 @@ fn limit_threads() -> Result<usize> {
         .num_threads(threads)
         .build_global()?;
     Ok(threads)
+}
+
+/// The variants that the arguments name, or all of them.
+fn chosen_variants() -> Result<Vec<String>> {
+    let names: Vec<String> = std::env::args().skip(1).collect();
+    if let Some(unknown) = names
+        .iter()
+        .find(|name| VARIANTS.iter().all(|(known, _)| name != known))
+    {
+        return Err(format!("no such variant: {unknown}").into());
+    }
+    if names.is_empty() {
+        return Ok(VARIANTS.map(|(name, _)| name.to_owned()).to_vec());
+    }
+    Ok(names)
 }
 
 fn answer(linear: &mut Option<Linear>, line: &str) -> Result<Value> {
