@@ -18,6 +18,8 @@ pub(crate) struct Case {
     /// Words that the refusal of the case must have; `None` for a case that must work.
     pub(crate) refused: Option<Vec<String>>,
     pub(crate) work: Work,
+    /// How far an output may be off where subnormal bf16 and sums count as zeros.
+    pub(crate) flushed: f64,
 }
 
 pub(crate) type Prepare = Box<dyn Fn(&dyn Backend) -> Result<Box<dyn Prepared>, Failure>>;
@@ -49,6 +51,7 @@ impl Case {
             twin: None,
             refused: None,
             work: Work::default(),
+            flushed: 0.0,
         }
     }
 
@@ -57,6 +60,11 @@ impl Case {
             twin: Some(Box::new(twin)),
             ..self
         }
+    }
+
+    /// Allows for subnormals that count as zeros, on the instruction sets that do so.
+    pub(crate) fn flushed(self, flushed: f64) -> Self {
+        Self { flushed, ..self }
     }
 
     pub(crate) fn work(self, bytes: usize, operations: usize) -> Self {

@@ -6,6 +6,15 @@ use crate::cases::Output;
 
 /// Refuses outputs that differ from the reference in a bit. Every NaN equals every NaN.
 pub(crate) fn same_bits(expected: &[Output], got: &[Output]) -> Result<(), String> {
+    same_but_for(expected, got, 0.0)
+}
+
+/// The same, but what differs by no more than `flushed` is taken for equal.
+pub(crate) fn same_but_for(
+    expected: &[Output],
+    got: &[Output],
+    flushed: f64,
+) -> Result<(), String> {
     if expected.len() != got.len() {
         return Err(format!(
             "{} outputs, expected {}",
@@ -19,7 +28,9 @@ pub(crate) fn same_bits(expected: &[Output], got: &[Output]) -> Result<(), Strin
         }
         let pairs = || expected.bits.iter().zip(&got.bits).enumerate();
         let differs = |i: usize| {
-            expected.bits[i] != got.bits[i] && !(expected.at(i).is_nan() && got.at(i).is_nan())
+            let (a, b) = (expected.at(i), got.at(i));
+            let equal = flushed > 0.0 && (a - b).abs() <= flushed || a.is_nan() && b.is_nan();
+            expected.bits[i] != got.bits[i] && !equal
         };
         let wrong = pairs().filter(|&(i, _)| differs(i)).count();
         if let Some((i, (a, b))) = pairs().find(|&(i, _)| differs(i)) {

@@ -14,9 +14,10 @@ pub(crate) fn run(cases: &[Case], backends: &[(String, Box<dyn Backend>)]) -> Ex
     for case in cases {
         let expected = outcome(case, &ReferenceBackend);
         for (name, backend) in backends {
-            let verdict = compare_outcomes(&expected, &outcome(case, backend.as_ref()))
-                .map_err(Failure::Wrong)
-                .and_then(|()| time(case, backend.as_ref()));
+            let verdict =
+                compare_outcomes(&expected, &outcome(case, backend.as_ref()), case.flushed)
+                    .map_err(Failure::Wrong)
+                    .and_then(|()| time(case, backend.as_ref()));
             match verdict {
                 Ok(median) => println!("{}", line(case, name, median)),
                 Err(what) => {
