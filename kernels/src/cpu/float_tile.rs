@@ -9,11 +9,11 @@ pub(super) trait FloatTile {
     /// Bytes of a step.
     const BYTES: usize;
 
-    /// The columns of a step; those beyond `COLUMNS` repeat others.
+    /// Column `C` of a step.
     ///
     /// # Safety
     /// `BYTES` must be readable.
-    unsafe fn load<S: Simd>(s: S, p: *const u8) -> [S::F; 8];
+    unsafe fn load<S: Simd, const C: usize>(s: S, p: *const u8) -> S::F;
 }
 
 /// Dense f32.
@@ -32,9 +32,9 @@ impl FloatTile for DenseF32 {
     const BYTES: usize = 64;
 
     #[inline(always)]
-    unsafe fn load<S: Simd>(s: S, p: *const u8) -> [S::F; 8] {
+    unsafe fn load<S: Simd, const C: usize>(s: S, p: *const u8) -> S::F {
         // SAFETY: the caller promises 64 bytes.
-        [unsafe { s.load(p.cast()) }; 8]
+        unsafe { s.load(p.cast()) }
     }
 }
 
@@ -43,9 +43,9 @@ impl FloatTile for DenseF16 {
     const BYTES: usize = 32;
 
     #[inline(always)]
-    unsafe fn load<S: Simd>(s: S, p: *const u8) -> [S::F; 8] {
+    unsafe fn load<S: Simd, const C: usize>(s: S, p: *const u8) -> S::F {
         // SAFETY: the caller promises 32 bytes.
-        [unsafe { s.load_f16(p.cast()) }; 8]
+        unsafe { s.load_f16(p.cast()) }
     }
 }
 
@@ -54,10 +54,10 @@ impl FloatTile for DenseBf16 {
     const BYTES: usize = 64;
 
     #[inline(always)]
-    unsafe fn load<S: Simd>(s: S, p: *const u8) -> [S::F; 8] {
+    unsafe fn load<S: Simd, const C: usize>(s: S, p: *const u8) -> S::F {
         // SAFETY: the caller promises 64 bytes.
-        let [a, b] = unsafe { s.load_bf16_pairs(p) };
-        [a, b, a, b, a, b, a, b]
+        let pair = unsafe { s.load_bf16_pairs(p) };
+        pair[C % 2]
     }
 }
 
@@ -66,10 +66,9 @@ impl FloatTile for Int8 {
     const BYTES: usize = 64;
 
     #[inline(always)]
-    unsafe fn load<S: Simd>(s: S, p: *const u8) -> [S::F; 8] {
+    unsafe fn load<S: Simd, const C: usize>(s: S, p: *const u8) -> S::F {
         // SAFETY: the caller promises 64 bytes.
-        let [a, b, c, d] = unsafe { s.load_quads_f32(p) };
-        [a, b, c, d, a, b, c, d]
+        unsafe { s.load_quads_f32::<C>(p) }
     }
 }
 
@@ -78,8 +77,8 @@ impl FloatTile for Int4 {
     const BYTES: usize = 64;
 
     #[inline(always)]
-    unsafe fn load<S: Simd>(s: S, p: *const u8) -> [S::F; 8] {
+    unsafe fn load<S: Simd, const C: usize>(s: S, p: *const u8) -> S::F {
         // SAFETY: the caller promises 64 bytes.
-        unsafe { s.load_octets_f32(p) }
+        unsafe { s.load_octets_f32::<C>(p) }
     }
 }

@@ -15,6 +15,7 @@ use super::plan::{Plan, SUM_BYTES, Shape};
 use super::product::{Bf16, Bf16Int4, Bf16Int8, F32, Int4, Int8, Product};
 use super::rows::OutRows;
 use super::simd::{Kernel, LANES, Simd};
+use super::table::{Isa, Level};
 use super::{CpuBackend, Scratch};
 use crate::backend::{LinearArgs, LinearInput};
 use crate::check::{check_linear, check_matmul_i32};
@@ -71,7 +72,7 @@ fn run(backend: &CpuBackend, input: LinearInput<'_>, weights: &Weights, out: Out
         let mut scratch = backend.scratch(worker);
         let (panels, tiles) = job.plan.task(task);
         let room = job.pack(backend, &mut scratch, floats, (number, panels.start));
-        backend.level.run(Task {
+        job.level(backend).run(Task {
             job: &job,
             room,
             panels,
@@ -110,7 +111,7 @@ impl<'a> Job<'a> {
                         weights.format,
                         Format::Dense(DType::F32) | Format::Dense(DType::F16)
                     );
-                let panels = Panels::new(x.rows(), isa.row_layout().panel_rows);
+                let panels = Panels::new(x.rows(), isa.float_rows());
                 (panels, panel::units(x.cols(), bf16), bf16)
             }
         };
@@ -137,6 +138,17 @@ impl<'a> Job<'a> {
             units,
             bf16,
             plan,
+        }
+    }
+
+    /// The level that multiplies: AVX2 has no product of an activation of -128, so what may have one is left
+    /// to portable code, which reads the same layout.
+    fn level(&self, backend: &CpuBackend) -> Level {
+        match self.input {
+            LinearInput::Int8(rows) if rows.largest > 127 && backend.isa() == Isa::Avx2 => {
+                Level::SCALAR
+            }
+            _ => backend.level,
         }
     }
 

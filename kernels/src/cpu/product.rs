@@ -128,19 +128,9 @@ impl Product for Int4 {
         stride: usize,
     ) {
         // SAFETY: the caller promises the step.
-        let mut weights = [unsafe { s.load_octets(tiles[0]) }; T];
-        for t in 1..T {
-            // SAFETY: as above.
-            weights[t] = unsafe { s.load_octets(tiles[t]) };
-        }
-        for half in 0..2 {
-            for r in 0..R {
-                // SAFETY: as above.
-                let four = unsafe { s.load_four(panel.add(half * stride + 4 * r)) };
-                for t in 0..T {
-                    acc[r][t] = s.dot(acc[r][t], weights[t][half], four);
-                }
-            }
+        unsafe {
+            octets::<S, R, T, false>(s, acc, tiles, panel);
+            octets::<S, R, T, true>(s, acc, tiles, panel.add(stride));
         }
     }
 
@@ -156,13 +146,39 @@ impl Product for Int4 {
     }
 }
 
+/// Half of a step of 4-bit weights.
+///
+/// # Safety
+/// A step of each tile and a unit of `R` rows must be readable.
+#[inline(always)]
+unsafe fn octets<S: Simd, const R: usize, const T: usize, const HIGH: bool>(
+    s: S,
+    acc: &mut [[S::Acc; T]; R],
+    tiles: [*const u8; T],
+    panel: *const u8,
+) {
+    // SAFETY: the caller promises the step.
+    let mut weights = [unsafe { s.load_octets::<HIGH>(tiles[0]) }; T];
+    for t in 1..T {
+        // SAFETY: as above.
+        weights[t] = unsafe { s.load_octets::<HIGH>(tiles[t]) };
+    }
+    for r in 0..R {
+        // SAFETY: as above.
+        let four = unsafe { s.load_four(panel.add(4 * r)) };
+        for t in 0..T {
+            acc[r][t] = s.dot(acc[r][t], weights[t], four);
+        }
+    }
+}
+
 /// The bf16 products differ in how a step becomes pairs.
 macro_rules! bf16_product {
-    ($product:ty, $pairs:literal, $load:ident) => {
+    ($product:ty, $units:literal, $load:ident, $($unit:literal)*) => {
         impl Product for $product {
             type Acc<S: Simd> = S::F;
 
-            const UNITS: usize = $pairs;
+            const UNITS: usize = $units;
             const BYTES: usize = 64;
             const INTEGERS: bool = false;
 
@@ -179,21 +195,21 @@ macro_rules! bf16_product {
                 panel: *const u8,
                 stride: usize,
             ) {
-                // SAFETY: the caller promises the step.
-                let mut weights = [unsafe { $load(s, tiles[0]) }; T];
-                for t in 1..T {
-                    // SAFETY: as above.
-                    weights[t] = unsafe { $load(s, tiles[t]) };
-                }
-                for u in 0..$pairs {
+                $(
+                    // SAFETY: the caller promises the step.
+                    let mut weights = [unsafe { $load::<S, $unit>(s, tiles[0]) }; T];
+                    for t in 1..T {
+                        // SAFETY: as above.
+                        weights[t] = unsafe { $load::<S, $unit>(s, tiles[t]) };
+                    }
                     for r in 0..R {
                         // SAFETY: as above.
-                        let two = unsafe { s.load_two(panel.add(u * stride + 4 * r)) };
+                        let two = unsafe { s.load_two(panel.add($unit * stride + 4 * r)) };
                         for t in 0..T {
-                            acc[r][t] = s.dot_pairs(acc[r][t], weights[t][u], two);
+                            acc[r][t] = s.dot_pairs(acc[r][t], weights[t], two);
                         }
                     }
-                }
+                )*
             }
 
             #[inline(always)]
@@ -207,32 +223,32 @@ macro_rules! bf16_product {
     };
 }
 
-bf16_product!(Bf16, 1, one_pair);
-bf16_product!(Bf16Int8, 2, quads_pairs);
-bf16_product!(Bf16Int4, 4, octets_pairs);
+bf16_product!(Bf16, 1, pairs, 0);
+bf16_product!(Bf16Int8, 2, quads_pairs, 0 1);
+bf16_product!(Bf16Int4, 4, octets_pairs, 0 1 2 3);
 
 /// # Safety
 /// 64 bytes must be readable.
 #[inline(always)]
-unsafe fn one_pair<S: Simd>(s: S, p: *const u8) -> [S::Pairs; 1] {
+unsafe fn pairs<S: Simd, const U: usize>(s: S, p: *const u8) -> S::Pairs {
     // SAFETY: the caller promises 64 bytes.
-    [unsafe { s.load_pairs(p) }]
+    unsafe { s.load_pairs(p) }
 }
 
 /// # Safety
 /// 64 bytes must be readable.
 #[inline(always)]
-unsafe fn quads_pairs<S: Simd>(s: S, p: *const u8) -> [S::Pairs; 2] {
+unsafe fn quads_pairs<S: Simd, const U: usize>(s: S, p: *const u8) -> S::Pairs {
     // SAFETY: the caller promises 64 bytes.
-    unsafe { s.load_quads_pairs(p) }
+    unsafe { s.load_quads_pairs::<U>(p) }
 }
 
 /// # Safety
 /// 64 bytes must be readable.
 #[inline(always)]
-unsafe fn octets_pairs<S: Simd>(s: S, p: *const u8) -> [S::Pairs; 4] {
+unsafe fn octets_pairs<S: Simd, const U: usize>(s: S, p: *const u8) -> S::Pairs {
     // SAFETY: the caller promises 64 bytes.
-    unsafe { s.load_octets_pairs(p) }
+    unsafe { s.load_octets_pairs::<U>(p) }
 }
 
 impl<W: FloatTile> Product for F32<W> {
@@ -255,33 +271,23 @@ impl<W: FloatTile> Product for F32<W> {
         panel: *const u8,
         stride: usize,
     ) {
-        if W::COLUMNS == 1 {
-            // SAFETY: the caller promises the step.
-            let mut weights = [unsafe { W::load(s, tiles[0]) }[0]; T];
-            for t in 1..T {
-                // SAFETY: as above.
-                weights[t] = unsafe { W::load(s, tiles[t]) }[0];
+        // SAFETY: the caller promises the step. Pairs are taken in the order of the bf16 dot product: the second
+        // column, then the first.
+        unsafe {
+            if W::COLUMNS == 1 {
+                return column::<S, W, R, T, 0>(s, acc, tiles, panel);
             }
-            for r in 0..R {
-                // SAFETY: as above; a unit is one f32.
-                let x = s.splat(unsafe { *panel.add(4 * r).cast::<f32>() });
-                for t in 0..T {
-                    acc[r][t] = s.fma(x, weights[t], acc[r][t]);
-                }
+            column::<S, W, R, T, 1>(s, acc, tiles, panel.add(stride));
+            column::<S, W, R, T, 0>(s, acc, tiles, panel);
+            if W::COLUMNS > 2 {
+                column::<S, W, R, T, 3>(s, acc, tiles, panel.add(3 * stride));
+                column::<S, W, R, T, 2>(s, acc, tiles, panel.add(2 * stride));
             }
-            return;
-        }
-        for t in 0..T {
-            // SAFETY: the caller promises the step.
-            let weights = unsafe { W::load(s, tiles[t]) };
-            for c in 0..W::COLUMNS {
-                // Pairs in the order of the bf16 dot product: the second column, then the first.
-                let column = if W::COLUMNS > 1 { c ^ 1 } else { c };
-                for r in 0..R {
-                    // SAFETY: as above; a unit is one f32.
-                    let x = unsafe { *panel.add(column * stride + 4 * r).cast::<f32>() };
-                    acc[r][t] = s.fma(s.splat(x), weights[column], acc[r][t]);
-                }
+            if W::COLUMNS > 4 {
+                column::<S, W, R, T, 5>(s, acc, tiles, panel.add(5 * stride));
+                column::<S, W, R, T, 4>(s, acc, tiles, panel.add(4 * stride));
+                column::<S, W, R, T, 7>(s, acc, tiles, panel.add(7 * stride));
+                column::<S, W, R, T, 6>(s, acc, tiles, panel.add(6 * stride));
             }
         }
     }
@@ -293,4 +299,30 @@ impl<W: FloatTile> Product for F32<W> {
 
     #[inline(always)]
     unsafe fn store_i32<S: Simd>(_s: S, _acc: S::F, _out: *mut i32) {}
+}
+
+/// Column `C` of a step.
+///
+/// # Safety
+/// A step of each tile and a unit of `R` rows must be readable.
+#[inline(always)]
+unsafe fn column<S: Simd, W: FloatTile, const R: usize, const T: usize, const C: usize>(
+    s: S,
+    acc: &mut [[S::F; T]; R],
+    tiles: [*const u8; T],
+    panel: *const u8,
+) {
+    // SAFETY: the caller promises the step.
+    let mut weights = [unsafe { W::load::<S, C>(s, tiles[0]) }; T];
+    for t in 1..T {
+        // SAFETY: as above.
+        weights[t] = unsafe { W::load::<S, C>(s, tiles[t]) };
+    }
+    for r in 0..R {
+        // SAFETY: as above; a unit is one f32.
+        let x = s.splat(unsafe { *panel.add(4 * r).cast::<f32>() });
+        for t in 0..T {
+            acc[r][t] = s.fma(x, weights[t], acc[r][t]);
+        }
+    }
 }

@@ -97,17 +97,23 @@ impl Simd for Scalar {
     }
 
     #[inline(always)]
-    unsafe fn load_quads_f32(self, p: *const u8) -> [F; 4] {
+    unsafe fn load_quads_f32<const C: usize>(self, p: *const u8) -> F {
         // SAFETY: the caller promises 64 bytes.
         let quads = unsafe { self.load_quads(p) };
-        [0, 1, 2, 3].map(|i| lanes(|l| f32::from(quads[l][i])))
+        lanes(|l| f32::from(quads[l][C % 4]))
     }
 
     #[inline(always)]
-    unsafe fn load_octets_f32(self, p: *const u8) -> [F; 8] {
+    unsafe fn load_octets_f32<const C: usize>(self, p: *const u8) -> F {
         // SAFETY: the caller promises 64 bytes.
-        let octets = unsafe { self.load_octets(p) };
-        [0, 1, 2, 3, 4, 5, 6, 7].map(|i: usize| lanes(|l| f32::from(octets[i / 4][l][i % 4])))
+        let quads = unsafe {
+            if C < 4 {
+                self.load_octets::<false>(p)
+            } else {
+                self.load_octets::<true>(p)
+            }
+        };
+        lanes(|l| f32::from(quads[l][C % 4]))
     }
 
     #[inline(always)]
@@ -212,11 +218,11 @@ impl Simd for Scalar {
     }
 
     #[inline(always)]
-    unsafe fn load_octets(self, p: *const u8) -> [[[i8; 4]; LANES]; 2] {
+    unsafe fn load_octets<const HIGH: bool>(self, p: *const u8) -> [[i8; 4]; LANES] {
         // SAFETY: the caller promises 64 bytes.
         let bytes = unsafe { p.cast::<[[u8; 4]; LANES]>().read_unaligned() };
-        let nibble = |shift: u32| lanes(|l| bytes[l].map(|byte| ((byte >> shift) & 15) as i8 - 8));
-        [nibble(0), nibble(4)]
+        let shift = if HIGH { 4 } else { 0 };
+        lanes(|l| bytes[l].map(|byte| ((byte >> shift) & 15) as i8 - 8))
     }
 
     #[inline(always)]
@@ -253,17 +259,28 @@ impl Simd for Scalar {
     }
 
     #[inline(always)]
-    unsafe fn load_quads_pairs(self, p: *const u8) -> [[F; 2]; 2] {
+    unsafe fn load_quads_pairs<const U: usize>(self, p: *const u8) -> [F; 2] {
         // SAFETY: the caller promises 64 bytes.
-        let [a, b, c, d] = unsafe { self.load_quads_f32(p) };
-        [[a, b], [c, d]]
+        unsafe {
+            if U == 0 {
+                [self.load_quads_f32::<0>(p), self.load_quads_f32::<1>(p)]
+            } else {
+                [self.load_quads_f32::<2>(p), self.load_quads_f32::<3>(p)]
+            }
+        }
     }
 
     #[inline(always)]
-    unsafe fn load_octets_pairs(self, p: *const u8) -> [[F; 2]; 4] {
+    unsafe fn load_octets_pairs<const U: usize>(self, p: *const u8) -> [F; 2] {
         // SAFETY: the caller promises 64 bytes.
-        let [a, b, c, d, e, f, g, h] = unsafe { self.load_octets_f32(p) };
-        [[a, b], [c, d], [e, f], [g, h]]
+        unsafe {
+            match U {
+                0 => [self.load_octets_f32::<0>(p), self.load_octets_f32::<1>(p)],
+                1 => [self.load_octets_f32::<2>(p), self.load_octets_f32::<3>(p)],
+                2 => [self.load_octets_f32::<4>(p), self.load_octets_f32::<5>(p)],
+                _ => [self.load_octets_f32::<6>(p), self.load_octets_f32::<7>(p)],
+            }
+        }
     }
 
     #[inline(always)]

@@ -65,14 +65,14 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// # Safety
     /// 64 bytes must be readable.
     unsafe fn load_bf16_pairs(self, p: *const u8) -> [Self::F; 2];
-    /// Sixteen quads of INT8 as floats: first, second, third, fourth of each.
+    /// Column `C` of sixteen quads of INT8 as floats.
     /// # Safety
     /// 64 bytes must be readable.
-    unsafe fn load_quads_f32(self, p: *const u8) -> [Self::F; 4];
-    /// Sixteen octets of nibbles (value + 8) as floats: low nibbles are 0..4, high nibbles 4..8.
+    unsafe fn load_quads_f32<const C: usize>(self, p: *const u8) -> Self::F;
+    /// Column `C` of sixteen octets of nibbles (value + 8) as floats: the low nibbles are the first four.
     /// # Safety
     /// 64 bytes must be readable.
-    unsafe fn load_octets_f32(self, p: *const u8) -> [Self::F; 8];
+    unsafe fn load_octets_f32<const C: usize>(self, p: *const u8) -> Self::F;
 
     fn add(self, a: Self::F, b: Self::F) -> Self::F;
     fn sub(self, a: Self::F, b: Self::F) -> Self::F;
@@ -108,10 +108,10 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// # Safety
     /// 64 bytes must be readable.
     unsafe fn load_quads(self, p: *const u8) -> Self::Quads;
-    /// Low nibbles (columns 0..4) and high nibbles (columns 4..8), 8 taken off.
+    /// Nibbles, 8 taken off: the low ones (columns 0..4), or the high ones (columns 4..8) where `HIGH`.
     /// # Safety
     /// 64 bytes must be readable.
-    unsafe fn load_octets(self, p: *const u8) -> [Self::Quads; 2];
+    unsafe fn load_octets<const HIGH: bool>(self, p: *const u8) -> Self::Quads;
     /// Four activations as they are stored (with [`Simd::BIAS`]).
     /// # Safety
     /// Four bytes must be readable.
@@ -128,14 +128,14 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// # Safety
     /// 64 bytes must be readable.
     unsafe fn load_pairs(self, p: *const u8) -> Self::Pairs;
-    /// Sixteen quads of INT8 as bf16, which is exact: the first two and the last two of each.
+    /// Columns `2 U` and `2 U + 1` of sixteen quads of INT8 as bf16, which is exact.
     /// # Safety
     /// 64 bytes must be readable.
-    unsafe fn load_quads_pairs(self, p: *const u8) -> [Self::Pairs; 2];
-    /// Sixteen octets of nibbles (value + 8) as bf16, two columns at a time.
+    unsafe fn load_quads_pairs<const U: usize>(self, p: *const u8) -> Self::Pairs;
+    /// The same of sixteen octets of nibbles (value + 8).
     /// # Safety
     /// 64 bytes must be readable.
-    unsafe fn load_octets_pairs(self, p: *const u8) -> [Self::Pairs; 4];
+    unsafe fn load_octets_pairs<const U: usize>(self, p: *const u8) -> Self::Pairs;
     /// # Safety
     /// Four bytes must be readable.
     unsafe fn load_two(self, p: *const u8) -> Self::Two;

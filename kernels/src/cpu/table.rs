@@ -97,11 +97,19 @@ impl Isa {
             Self::AvxVnni | Self::Avx512Vnni | Self::Avx512Bf16 => 0x80,
         };
         let panel_rows = match self {
+            Self::Avx2 => 4,
+            Self::Scalar | Self::AvxVnni | Self::Avx512Vnni | Self::Avx512Bf16 => self.float_rows(),
+        };
+        RowLayout { bias, panel_rows }
+    }
+
+    /// The most rows of a panel of floats.
+    pub(crate) fn float_rows(self) -> usize {
+        match self {
             Self::Scalar => 2,
             Self::Avx2 | Self::AvxVnni => 6,
             Self::Avx512Vnni | Self::Avx512Bf16 => 12,
-        };
-        RowLayout { bias, panel_rows }
+        }
     }
 
     fn features(self) -> Vec<(&'static str, bool)> {
@@ -170,6 +178,9 @@ impl FromStr for Isa {
 pub(crate) struct Level(Isa);
 
 impl Level {
+    /// Portable code, which every machine runs.
+    pub(crate) const SCALAR: Self = Self(Isa::Scalar);
+
     /// The proof for `isa`.
     pub(crate) fn new(isa: Isa) -> Result<Self> {
         match isa.why_not() {

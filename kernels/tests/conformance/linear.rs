@@ -420,6 +420,8 @@ fn large(base: Spec) -> Vec<Spec> {
     let int8 = matches!(base.input, Input::Int8(_));
     let (m, n) = if int8 { (70, 130) } else { (17, 67) };
     let mut specs: Vec<Spec> = [576, 896, 1152].map(|k| base.sizes(m, n, k)).into();
+    // Several panels of rows so deep that sums wait for the next columns.
+    specs.push(base.sizes(14, 35, 4304));
     if base.format.is_per_channel() && int8 {
         specs.push(base.sizes(2, 3, 70_001));
     }

@@ -51,52 +51,39 @@ impl<const VNNI: bool> Avx2<VNNI> {
         }
     }
 
+    /// Adds the four products of each lane. The magnitudes of the weights meet the activations with the signs
+    /// of the weights: two products, at most 2 * 128 * 127, fit 16 bits. An activation of -128 has no
+    /// opposite: such rows are for another level (`linear.rs`).
     #[inline(always)]
-    fn byte_to_f32<const LEFT: i32>(self, v: __m256i) -> __m256 {
-        unsafe { _mm256_cvtepi32_ps(_mm256_srai_epi32::<24>(_mm256_slli_epi32::<LEFT>(v))) }
-    }
-
-    /// Nibbles of the four bytes of each lane, less 8.
-    #[inline(always)]
-    fn nibbles(self, v: __m256i) -> [__m256i; 2] {
+    fn add_products(self, acc: __m256i, weights: __m256i, four: __m256i) -> __m256i {
         unsafe {
-            let mask = _mm256_set1_epi8(15);
-            let eight = _mm256_set1_epi8(8);
-            let low = _mm256_and_si256(v, mask);
-            let high = _mm256_and_si256(_mm256_srli_epi16::<4>(v), mask);
-            [_mm256_sub_epi8(low, eight), _mm256_sub_epi8(high, eight)]
+            let signed = _mm256_sign_epi8(four, weights);
+            let pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(weights), signed);
+            _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
         }
     }
 
-    /// Eight lanes of four bytes as the dot product wants them.
+    /// Byte `C % 4` of each lane.
     #[inline(always)]
-    fn quads(self, low: __m256i, high: __m256i) -> [__m256i; 4] {
-        if VNNI {
-            return [low, high, low, high];
-        }
+    fn byte_to_f32<const C: usize>(self, v: __m256i) -> __m256 {
         unsafe {
-            [
-                _mm256_cvtepi8_epi16(_mm256_castsi256_si128(low)),
-                _mm256_cvtepi8_epi16(_mm256_extracti128_si256::<1>(low)),
-                _mm256_cvtepi8_epi16(_mm256_castsi256_si128(high)),
-                _mm256_cvtepi8_epi16(_mm256_extracti128_si256::<1>(high)),
-            ]
+            let top = match C % 4 {
+                0 => _mm256_slli_epi32::<24>(v),
+                1 => _mm256_slli_epi32::<16>(v),
+                2 => _mm256_slli_epi32::<8>(v),
+                _ => v,
+            };
+            _mm256_cvtepi32_ps(_mm256_srai_epi32::<24>(top))
         }
-    }
-
-    /// Sums neighbouring pairs of two registers into eight lanes in order.
-    #[inline(always)]
-    fn pair_sums(self, a: __m256i, b: __m256i) -> __m256i {
-        unsafe { _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_hadd_epi32(a, b)) }
     }
 }
 
 impl<const VNNI: bool> Simd for Avx2<VNNI> {
     type F = F;
     type I = I;
-    type Quads = [__m256i; 4];
+    type Quads = [__m256i; 2];
     type Four = __m256i;
-    type Acc = [__m256i; 4];
+    type Acc = [__m256i; 2];
     type Pairs = [F; 2];
     type Two = [F; 2];
 
@@ -104,7 +91,7 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     const BIAS: u8 = if VNNI { 0x80 } else { 0 };
     const BF16_DOT: bool = false;
     const ROWS: usize = 6;
-    const INT_ROWS: usize = if VNNI { 6 } else { 2 };
+    const INT_ROWS: usize = if VNNI { 6 } else { 4 };
     const TILES: usize = 1;
 
     #[inline(always)]
@@ -186,40 +173,26 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     }
 
     #[inline(always)]
-    unsafe fn load_quads_f32(self, p: *const u8) -> [F; 4] {
-        let [a, b] = unsafe {
-            [
+    unsafe fn load_quads_f32<const C: usize>(self, p: *const u8) -> F {
+        unsafe {
+            let (low, high) = (
                 _mm256_loadu_si256(p.cast()),
                 _mm256_loadu_si256(p.add(32).cast()),
-            ]
-        };
-        [
-            [self.byte_to_f32::<24>(a), self.byte_to_f32::<24>(b)],
-            [self.byte_to_f32::<16>(a), self.byte_to_f32::<16>(b)],
-            [self.byte_to_f32::<8>(a), self.byte_to_f32::<8>(b)],
-            [self.byte_to_f32::<0>(a), self.byte_to_f32::<0>(b)],
-        ]
+            );
+            [self.byte_to_f32::<C>(low), self.byte_to_f32::<C>(high)]
+        }
     }
 
     #[inline(always)]
-    unsafe fn load_octets_f32(self, p: *const u8) -> [F; 8] {
-        let [a, b] = unsafe {
-            [
-                _mm256_loadu_si256(p.cast()),
-                _mm256_loadu_si256(p.add(32).cast()),
-            ]
-        };
-        let ([a, c], [b, d]) = (self.nibbles(a), self.nibbles(b));
-        [
-            [self.byte_to_f32::<24>(a), self.byte_to_f32::<24>(b)],
-            [self.byte_to_f32::<16>(a), self.byte_to_f32::<16>(b)],
-            [self.byte_to_f32::<8>(a), self.byte_to_f32::<8>(b)],
-            [self.byte_to_f32::<0>(a), self.byte_to_f32::<0>(b)],
-            [self.byte_to_f32::<24>(c), self.byte_to_f32::<24>(d)],
-            [self.byte_to_f32::<16>(c), self.byte_to_f32::<16>(d)],
-            [self.byte_to_f32::<8>(c), self.byte_to_f32::<8>(d)],
-            [self.byte_to_f32::<0>(c), self.byte_to_f32::<0>(d)],
-        ]
+    unsafe fn load_octets_f32<const C: usize>(self, p: *const u8) -> F {
+        unsafe {
+            let [low, high] = if C < 4 {
+                self.load_octets::<false>(p)
+            } else {
+                self.load_octets::<true>(p)
+            };
+            [self.byte_to_f32::<C>(low), self.byte_to_f32::<C>(high)]
+        }
     }
 
     #[inline(always)]
@@ -356,78 +329,65 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     }
 
     #[inline(always)]
-    unsafe fn load_quads(self, p: *const u8) -> [__m256i; 4] {
+    unsafe fn load_quads(self, p: *const u8) -> [__m256i; 2] {
         unsafe {
-            self.quads(
-                _mm256_loadu_si256(p.cast()),
-                _mm256_loadu_si256(p.add(32).cast()),
-            )
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn load_octets(self, p: *const u8) -> [[__m256i; 4]; 2] {
-        let [a, b] = unsafe {
             [
                 _mm256_loadu_si256(p.cast()),
                 _mm256_loadu_si256(p.add(32).cast()),
             ]
-        };
-        let ([a, c], [b, d]) = (self.nibbles(a), self.nibbles(b));
-        [self.quads(a, b), self.quads(c, d)]
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_octets<const HIGH: bool>(self, p: *const u8) -> [__m256i; 2] {
+        unsafe {
+            let [mut low, mut high] = self.load_quads(p);
+            if HIGH {
+                (low, high) = (_mm256_srli_epi16::<4>(low), _mm256_srli_epi16::<4>(high));
+            }
+            let (mask, eight) = (_mm256_set1_epi8(15), _mm256_set1_epi8(8));
+            [
+                _mm256_sub_epi8(_mm256_and_si256(low, mask), eight),
+                _mm256_sub_epi8(_mm256_and_si256(high, mask), eight),
+            ]
+        }
     }
 
     #[inline(always)]
     unsafe fn load_four(self, p: *const u8) -> __m256i {
-        unsafe {
-            let four = p.cast::<i32>().read_unaligned();
-            if VNNI {
-                return _mm256_set1_epi32(four);
-            }
-            let words = _mm_cvtepi8_epi16(_mm_cvtsi32_si128(four));
-            _mm256_broadcastq_epi64(words)
-        }
+        unsafe { _mm256_set1_epi32(p.cast::<i32>().read_unaligned()) }
     }
 
     #[inline(always)]
-    unsafe fn start(self, weight_sums: *const i32) -> [__m256i; 4] {
+    unsafe fn start(self, weight_sums: *const i32) -> [__m256i; 2] {
         unsafe {
             let zero = _mm256_setzero_si256();
             if !VNNI {
-                return [zero; 4];
+                return [zero; 2];
             }
             // The activations are taken as q + 128: take 128 times the sum of the weights off.
             let low = _mm256_slli_epi32::<7>(_mm256_loadu_si256(weight_sums.cast()));
             let high = _mm256_slli_epi32::<7>(_mm256_loadu_si256(weight_sums.add(8).cast()));
-            let (low, high) = (_mm256_sub_epi32(zero, low), _mm256_sub_epi32(zero, high));
-            [low, high, zero, zero]
+            [_mm256_sub_epi32(zero, low), _mm256_sub_epi32(zero, high)]
         }
     }
 
     #[inline(always)]
-    fn dot(self, acc: [__m256i; 4], weights: [__m256i; 4], four: __m256i) -> [__m256i; 4] {
+    fn dot(self, acc: [__m256i; 2], weights: [__m256i; 2], four: __m256i) -> [__m256i; 2] {
         unsafe {
             if VNNI {
                 return super::avx_vnni::dot(acc, weights, four);
             }
             [
-                _mm256_add_epi32(acc[0], _mm256_madd_epi16(weights[0], four)),
-                _mm256_add_epi32(acc[1], _mm256_madd_epi16(weights[1], four)),
-                _mm256_add_epi32(acc[2], _mm256_madd_epi16(weights[2], four)),
-                _mm256_add_epi32(acc[3], _mm256_madd_epi16(weights[3], four)),
+                self.add_products(acc[0], weights[0], four),
+                self.add_products(acc[1], weights[1], four),
             ]
         }
     }
 
     #[inline(always)]
-    fn finish(self, acc: [__m256i; 4]) -> I {
-        if VNNI {
-            return [acc[0], acc[1]];
-        }
-        [
-            self.pair_sums(acc[0], acc[1]),
-            self.pair_sums(acc[2], acc[3]),
-        ]
+    fn finish(self, acc: [__m256i; 2]) -> I {
+        acc
     }
 
     #[inline(always)]
@@ -436,15 +396,26 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     }
 
     #[inline(always)]
-    unsafe fn load_quads_pairs(self, p: *const u8) -> [[F; 2]; 2] {
-        let [a, b, c, d] = unsafe { self.load_quads_f32(p) };
-        [[a, b], [c, d]]
+    unsafe fn load_quads_pairs<const U: usize>(self, p: *const u8) -> [F; 2] {
+        unsafe {
+            if U == 0 {
+                [self.load_quads_f32::<0>(p), self.load_quads_f32::<1>(p)]
+            } else {
+                [self.load_quads_f32::<2>(p), self.load_quads_f32::<3>(p)]
+            }
+        }
     }
 
     #[inline(always)]
-    unsafe fn load_octets_pairs(self, p: *const u8) -> [[F; 2]; 4] {
-        let [a, b, c, d, e, f, g, h] = unsafe { self.load_octets_f32(p) };
-        [[a, b], [c, d], [e, f], [g, h]]
+    unsafe fn load_octets_pairs<const U: usize>(self, p: *const u8) -> [F; 2] {
+        unsafe {
+            match U {
+                0 => [self.load_octets_f32::<0>(p), self.load_octets_f32::<1>(p)],
+                1 => [self.load_octets_f32::<2>(p), self.load_octets_f32::<3>(p)],
+                2 => [self.load_octets_f32::<4>(p), self.load_octets_f32::<5>(p)],
+                _ => [self.load_octets_f32::<6>(p), self.load_octets_f32::<7>(p)],
+            }
+        }
     }
 
     #[inline(always)]

@@ -27,9 +27,18 @@ pub(crate) unsafe fn run<K: Kernel>(kernel: K) -> K::Output {
 pub(crate) struct Avx512<const BF16: bool>(pub(super) ());
 
 impl<const BF16: bool> Avx512<BF16> {
+    /// Byte `C % 4` of each lane.
     #[inline(always)]
-    fn byte_to_f32<const LEFT: u32>(self, v: __m512i) -> __m512 {
-        unsafe { _mm512_cvtepi32_ps(_mm512_srai_epi32::<24>(_mm512_slli_epi32::<LEFT>(v))) }
+    fn byte_to_f32<const C: usize>(self, v: __m512i) -> __m512 {
+        unsafe {
+            let top = match C % 4 {
+                0 => _mm512_slli_epi32::<24>(v),
+                1 => _mm512_slli_epi32::<16>(v),
+                2 => _mm512_slli_epi32::<8>(v),
+                _ => v,
+            };
+            _mm512_cvtepi32_ps(_mm512_srai_epi32::<24>(top))
+        }
     }
 
     /// The halves of each lane as two floats.
@@ -50,16 +59,6 @@ impl<const BF16: bool> Avx512<BF16> {
         unsafe {
             let first = _mm512_srli_epi32::<16>(_mm512_castps_si512(first));
             _mm512_or_si512(first, _mm512_castps_si512(second))
-        }
-    }
-
-    #[inline(always)]
-    fn nibbles(self, v: __m512i) -> [__m512i; 2] {
-        unsafe {
-            let (mask, eight) = (_mm512_set1_epi8(15), _mm512_set1_epi8(8));
-            let low = _mm512_and_si512(v, mask);
-            let high = _mm512_and_si512(_mm512_srli_epi16::<4>(v), mask);
-            [_mm512_sub_epi8(low, eight), _mm512_sub_epi8(high, eight)]
         }
     }
 }
@@ -146,29 +145,20 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
     }
 
     #[inline(always)]
-    unsafe fn load_quads_f32(self, p: *const u8) -> [__m512; 4] {
-        let v = unsafe { _mm512_loadu_si512(p.cast()) };
-        [
-            self.byte_to_f32::<24>(v),
-            self.byte_to_f32::<16>(v),
-            self.byte_to_f32::<8>(v),
-            self.byte_to_f32::<0>(v),
-        ]
+    unsafe fn load_quads_f32<const C: usize>(self, p: *const u8) -> __m512 {
+        self.byte_to_f32::<C>(unsafe { _mm512_loadu_si512(p.cast()) })
     }
 
     #[inline(always)]
-    unsafe fn load_octets_f32(self, p: *const u8) -> [__m512; 8] {
-        let [a, b] = self.nibbles(unsafe { _mm512_loadu_si512(p.cast()) });
-        [
-            self.byte_to_f32::<24>(a),
-            self.byte_to_f32::<16>(a),
-            self.byte_to_f32::<8>(a),
-            self.byte_to_f32::<0>(a),
-            self.byte_to_f32::<24>(b),
-            self.byte_to_f32::<16>(b),
-            self.byte_to_f32::<8>(b),
-            self.byte_to_f32::<0>(b),
-        ]
+    unsafe fn load_octets_f32<const C: usize>(self, p: *const u8) -> __m512 {
+        let quads = unsafe {
+            if C < 4 {
+                self.load_octets::<false>(p)
+            } else {
+                self.load_octets::<true>(p)
+            }
+        };
+        self.byte_to_f32::<C>(quads)
     }
 
     #[inline(always)]
@@ -281,8 +271,15 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
     }
 
     #[inline(always)]
-    unsafe fn load_octets(self, p: *const u8) -> [__m512i; 2] {
-        self.nibbles(unsafe { _mm512_loadu_si512(p.cast()) })
+    unsafe fn load_octets<const HIGH: bool>(self, p: *const u8) -> __m512i {
+        unsafe {
+            let mut v = _mm512_loadu_si512(p.cast());
+            if HIGH {
+                v = _mm512_srli_epi16::<4>(v);
+            }
+            let (mask, eight) = (_mm512_set1_epi8(15), _mm512_set1_epi8(8));
+            _mm512_sub_epi8(_mm512_and_si512(v, mask), eight)
+        }
     }
 
     #[inline(always)]
@@ -315,31 +312,33 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
     }
 
     #[inline(always)]
-    unsafe fn load_quads_pairs(self, p: *const u8) -> [__m512i; 2] {
-        let [a, b, c, d] = unsafe { self.load_quads_f32(p) };
-        [self.pair(a, b), self.pair(c, d)]
+    unsafe fn load_quads_pairs<const U: usize>(self, p: *const u8) -> __m512i {
+        unsafe {
+            if U == 0 {
+                self.pair(self.load_quads_f32::<0>(p), self.load_quads_f32::<1>(p))
+            } else {
+                self.pair(self.load_quads_f32::<2>(p), self.load_quads_f32::<3>(p))
+            }
+        }
     }
 
     #[inline(always)]
-    unsafe fn load_octets_pairs(self, p: *const u8) -> [__m512i; 4] {
+    unsafe fn load_octets_pairs<const U: usize>(self, p: *const u8) -> __m512i {
         unsafe {
             // A byte becomes a word, whose low five bits choose from a table of which both halves are equal:
             // the fifth bit belongs to the other nibble.
-            let first = _mm512_broadcast_i32x4(_mm_setr_epi8(
-                0, -1, 1, -1, 4, -1, 5, -1, 8, -1, 9, -1, 12, -1, 13, -1,
-            ));
-            let second = _mm512_broadcast_i32x4(_mm_setr_epi8(
-                2, -1, 3, -1, 6, -1, 7, -1, 10, -1, 11, -1, 14, -1, 15, -1,
-            ));
+            let places = if U % 2 == 0 {
+                _mm_setr_epi8(0, -1, 1, -1, 4, -1, 5, -1, 8, -1, 9, -1, 12, -1, 13, -1)
+            } else {
+                _mm_setr_epi8(2, -1, 3, -1, 6, -1, 7, -1, 10, -1, 11, -1, 14, -1, 15, -1)
+            };
             let table = _mm512_loadu_si512(NIBBLES_BF16.as_ptr().cast());
-            let low = _mm512_loadu_si512(p.cast());
-            let high = _mm512_srli_epi16::<4>(low);
-            [
-                _mm512_permutexvar_epi16(_mm512_shuffle_epi8(low, first), table),
-                _mm512_permutexvar_epi16(_mm512_shuffle_epi8(low, second), table),
-                _mm512_permutexvar_epi16(_mm512_shuffle_epi8(high, first), table),
-                _mm512_permutexvar_epi16(_mm512_shuffle_epi8(high, second), table),
-            ]
+            let mut v = _mm512_loadu_si512(p.cast());
+            if U >= 2 {
+                v = _mm512_srli_epi16::<4>(v);
+            }
+            let words = _mm512_shuffle_epi8(v, _mm512_broadcast_i32x4(places));
+            _mm512_permutexvar_epi16(words, table)
         }
     }
 

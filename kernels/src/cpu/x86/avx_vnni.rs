@@ -14,20 +14,17 @@ pub(crate) unsafe fn run<K: Kernel>(kernel: K) -> K::Output {
     kernel.run(Avx2::<true>(()))
 }
 
-/// Adds the dot products of unsigned activations and signed weights. Sixteen lanes are two registers; the
-/// other two of the common layout repeat them and are not touched.
+/// Adds the dot products of unsigned activations and signed weights.
 ///
 /// # Safety
 /// The CPU must have AVX-VNNI.
 #[inline(always)]
-pub(super) unsafe fn dot(acc: [__m256i; 4], weights: [__m256i; 4], four: __m256i) -> [__m256i; 4] {
+pub(super) unsafe fn dot(acc: [__m256i; 2], weights: [__m256i; 2], four: __m256i) -> [__m256i; 2] {
     // SAFETY: the caller promises AVX-VNNI.
     unsafe {
         [
             _mm256_dpbusd_avx_epi32(acc[0], four, weights[0]),
             _mm256_dpbusd_avx_epi32(acc[1], four, weights[1]),
-            acc[2],
-            acc[3],
         ]
     }
 }
