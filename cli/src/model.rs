@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
+use cider::files::shown;
 use cider::generate::RunnerOptions;
 use cider::image::PixelBudget;
 use cider::load::Checkpoint;
@@ -66,7 +67,7 @@ pub(crate) fn check_vision(checkpoint: &Checkpoint) -> Result<()> {
     ensure!(
         checkpoint.config.vision.is_some(),
         "{}: the model has no vision input: it is a {} for text alone",
-        checkpoint.path.display(),
+        shown(&checkpoint.path),
         checkpoint.config.architecture.name()
     );
     Ok(())

@@ -4,6 +4,7 @@ use std::io::{self, IsTerminal as _};
 use std::path::Path;
 
 use anyhow::Result;
+use cider::files::shown;
 use cider::generate::SamplingParams;
 use cider::load::GenerationConfig;
 use cider::text::{Message, RenderOptions, Role, StopMatcher};
@@ -45,7 +46,7 @@ pub(crate) fn run(args: &RunArgs, quiet: bool) -> Result<()> {
         pictures,
     };
     if !args.raw && session.opened.engine.chat_template().is_none() {
-        let path = path.display();
+        let path = shown(&path);
         let what = "no chat template in it: give one with --chat-template, or use --raw";
         anyhow::bail!("{path}: {what}");
     }
@@ -76,7 +77,7 @@ impl Session<'_> {
     /// Reads a picture for the next message; gives the line to say about it.
     pub(super) fn attach(&mut self, file: &str) -> Result<String> {
         let Some(vision) = self.opened.engine.vision() else {
-            anyhow::bail!("{}: the model has no vision input", self.path.display());
+            anyhow::bail!("{}: the model has no vision input", shown(self.path));
         };
         let size = self.pictures.add(file)?;
         let tokens = vision.processor().tokens(size);

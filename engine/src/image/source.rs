@@ -1,7 +1,5 @@
 //! Where an image comes from.
 
-use std::fs::File;
-use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use super::data_url;
@@ -10,6 +8,7 @@ use super::fault::ImageFault;
 use super::limits::ImageLimits;
 use super::rgb::RgbImage;
 use crate::error::{Error, Result};
+use crate::files::{self, Unread};
 
 /// Where an image comes from. Nothing is ever fetched over a network.
 #[derive(Clone, PartialEq, Eq)]
@@ -63,7 +62,7 @@ impl ImageSource {
         match self {
             Self::Bytes { name, .. } => name.clone(),
             Self::DataUrl(_) => "data: URL".to_owned(),
-            Self::Path(path) => path.display().to_string(),
+            Self::Path(path) => path.to_string_lossy().into_owned(),
         }
     }
 
@@ -95,19 +94,13 @@ impl std::fmt::Debug for ImageSource {
 
 /// The whole file, unless it is longer than the limit.
 fn read(path: &Path, limits: &ImageLimits) -> Result<Vec<u8>, ImageFault> {
-    let io = |error: std::io::Error| ImageFault::Io(error.to_string());
-    let file = File::open(path).map_err(io)?;
-    let metadata = file.metadata().map_err(io)?;
-    if metadata.is_dir() {
-        return Err(ImageFault::Io("is a folder".to_owned()));
-    }
-    limits.check_bytes(metadata.len())?;
-    let mut bytes = Vec::new();
-    // A pipe has no length, and a file may grow: one byte more than the limit shows it.
-    let mut file = file.take(limits.bytes.saturating_add(1));
-    file.read_to_end(&mut bytes).map_err(io)?;
-    limits.check_bytes(bytes.len() as u64)?;
-    Ok(bytes)
+    files::read(path, limits.bytes).map_err(|unread| match unread {
+        Unread::Io(error) => ImageFault::Io(error.to_string()),
+        Unread::TooLong(bytes) => ImageFault::TooManyBytes {
+            bytes,
+            limit: limits.bytes,
+        },
+    })
 }
 
 /// The scheme of `text` if it is one that a reader might have expected to be followed.

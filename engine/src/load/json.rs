@@ -1,6 +1,5 @@
 //! JSON files beside the weights, read with limits, and their keys with typed errors.
 
-use std::fs;
 use std::io;
 use std::path::Path;
 
@@ -8,6 +7,7 @@ use serde_json::{Map, Value};
 
 use super::sniff::refuse_pointer;
 use crate::error::{Error, Result};
+use crate::files::{self, Unread};
 
 /// Reads a JSON file whose root is an object.
 pub(crate) fn read_object(path: &Path) -> Result<Map<String, Value>> {
@@ -214,18 +214,13 @@ impl<'a> Keys<'a> {
 }
 
 fn read_bounded(path: &Path) -> Result<Vec<u8>> {
-    let metadata = fs::metadata(path).map_err(Error::io(path))?;
-    if !metadata.is_file() {
-        return Err(Error::file(path, "not a regular file"));
-    }
-    if metadata.len() > MAX_BYTES {
-        let what = format!(
-            "{} bytes of JSON exceed the limit of {MAX_BYTES}",
-            metadata.len()
-        );
-        return Err(Error::file(path, what));
-    }
-    fs::read(path).map_err(Error::io(path))
+    files::read(path, MAX_BYTES).map_err(|unread| match unread {
+        Unread::Io(error) => Error::io(path)(error),
+        Unread::TooLong(length) => {
+            let what = format!("{length} bytes of JSON exceed the limit of {MAX_BYTES}");
+            Error::file(path, what)
+        }
+    })
 }
 
 fn kind(value: &Value) -> &'static str {

@@ -88,7 +88,7 @@ impl ChatTemplate {
         if let Some(path) = chosen {
             fs::metadata(path).map_err(Error::io(path))?;
             let source = tokenizer_files::read_text(path)?.unwrap_or_default();
-            return Self::new(&source, &path.display().to_string()).map(Some);
+            return Self::new(&source, &path.to_string_lossy()).map(Some);
         }
         if let Some(found) = folder.map(Self::find_in_folder).transpose()?.flatten() {
             return Ok(Some(found));

@@ -1,7 +1,6 @@
 //! The tokenizer files of a checkpoint folder.
 
 use std::fmt;
-use std::fs;
 use std::io;
 use std::path::Path;
 
@@ -15,6 +14,7 @@ use super::added_tokens::AddedToken;
 use super::pre_tokenizers::{self, Family};
 use super::tokenizer::Parts;
 use super::tokenizer_gguf::{build_bpe, split_merge};
+use crate::files::{self, Unread, shown};
 use crate::{Error, Result};
 
 /// Reads what [`super::Tokenizer::from_folder`] documents.
@@ -164,7 +164,7 @@ fn from_vocabulary_files(folder: &Path, config: &Value) -> Result<Parts> {
     let (Some(VocabEntry(ids)), Some(lines)) = (read_json(&vocab)?, read_text(&merges)?) else {
         return Err(Error::Tokenizer(format!(
             "{}: no tokenizer found, one of these is needed: tokenizer.json; vocab.json with merges.txt",
-            folder.display()
+            shown(folder)
         )));
     };
     let family = family(folder, config)?;
@@ -273,20 +273,16 @@ fn token_text(config: &Value, name: &str) -> Option<String> {
 
 /// `None` if there is no such file. What is no file, or larger than any of its kind, is not read.
 pub(super) fn read_text(path: &Path) -> Result<Option<String>> {
-    if let Ok(metadata) = fs::metadata(path) {
-        if !metadata.is_file() {
-            return Err(bad(path, "not a regular file"));
+    match files::read(path, MAX_BYTES) {
+        Ok(bytes) => String::from_utf8(bytes)
+            .map(Some)
+            .map_err(|_| bad(path, "not UTF-8")),
+        Err(Unread::Io(e)) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(Unread::Io(e)) => Err(Error::io(path)(e)),
+        Err(Unread::TooLong(length)) => {
+            let what = format!("{length} bytes exceed the limit of {MAX_BYTES}");
+            Err(bad(path, what))
         }
-        if metadata.len() > MAX_BYTES {
-            let what = format!("{} bytes exceed the limit of {MAX_BYTES}", metadata.len());
-            return Err(bad(path, &what));
-        }
-    }
-    match fs::read_to_string(path) {
-        Ok(text) => Ok(Some(text)),
-        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(e) if e.kind() == io::ErrorKind::InvalidData => Err(bad(path, "not UTF-8")),
-        Err(e) => Err(Error::io(path)(e)),
     }
 }
 
@@ -303,7 +299,7 @@ pub(crate) fn read_json<T: DeserializeOwned>(path: &Path) -> Result<Option<T>> {
 fn bad(path: &Path, what: impl fmt::Display) -> Error {
     let what = what.to_string();
     let what = what.strip_prefix("tokenizer: ").unwrap_or(&what);
-    Error::Tokenizer(format!("{}: {what}", path.display()))
+    Error::Tokenizer(format!("{}: {what}", shown(path)))
 }
 
 /// A map from token to id.

@@ -250,7 +250,10 @@ fn files_that_cannot_be_read_are_named() {
     assert!(message.contains("absent.png): No such file"), "{message}");
     let folder = ImageSource::Path(testdata("images"));
     let message = folder.decode(0, &LIMITS).unwrap_err().to_string();
-    assert!(message.ends_with("images): is a folder"), "{message}");
+    assert!(
+        message.ends_with("images): a folder, not a regular file"),
+        "{message}"
+    );
 }
 
 /// A JPEG of one component whose frame header claims `height` and `width`.

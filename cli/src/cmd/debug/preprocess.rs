@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use anyhow::Result;
+use cider::files::shown_name;
 use cider::image::{ImageProcessor, ImageSize, Patches, PixelBudget, RgbImage};
 use cider::load::safetensors::Dtype;
 
@@ -31,9 +32,9 @@ pub(super) fn run(args: &PreprocessArgs) -> Result<()> {
         let ([_, rows, columns], resized) = (processor.grid_thw(size), processor.resized(size));
         // The data of a URL would bury the figures.
         let name = if file.starts_with("data:") {
-            "data: URL"
+            "data: URL".to_owned()
         } else {
-            file
+            shown_name(file)
         };
         console::line(&format!(
             "{name}: {}x{}, resized to {}x{}, {columns}x{rows} patches, {} tokens",

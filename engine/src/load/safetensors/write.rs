@@ -9,6 +9,7 @@ use serde_json::{Map, Value, json};
 
 use super::Dtype;
 use crate::error::{Error, Result};
+use crate::files;
 
 /// A tensor to write.
 #[derive(Clone, Copy, Debug)]
@@ -31,9 +32,7 @@ pub struct Tensor<'a> {
 /// [`Error::Tensor`] for a tensor whose bytes do not fit its shape or whose name stands twice,
 /// [`Error::Io`] when writing fails; a file that was at `path` is then still there.
 pub fn write(path: &Path, tensors: &[Tensor<'_>], metadata: &[(&str, &str)]) -> Result<()> {
-    if fs::metadata(path).is_ok_and(|there| !there.is_file()) {
-        return Err(Error::file(path, "is there and is not a regular file"));
-    }
+    files::check_target(path).map_err(Error::io(path))?;
     let header = header(path, tensors, metadata)?;
     let temporary = temporary_name(path)?;
     let written = write_temporary(&temporary, &header, tensors).and_then(|()| {
