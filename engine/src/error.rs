@@ -46,6 +46,23 @@ pub enum Error {
         /// What is wrong with it.
         fault: ImageFault,
     },
+    /// The images of a prompt do not fit the context.
+    #[error(
+        "{images} image{} of {tokens} tokens{} exceed{} the context of {limit} tokens",
+        plural(*images),
+        and_text(*text),
+        if *images == 1 && *text == 0 { "s" } else { "" }
+    )]
+    ImagesExceedContext {
+        /// Images of the prompt.
+        images: usize,
+        /// Tokens of the images.
+        tokens: usize,
+        /// Tokens of the text, as far as they were counted.
+        text: usize,
+        /// Tokens that fit, the first generated one included.
+        limit: usize,
+    },
     /// The operating system refused to read or write a file.
     #[error("{}: {source}", shown(path))]
     Io {
@@ -99,6 +116,18 @@ pub enum Error {
     /// The tokenizer's files are missing, damaged or of a kind that is not known.
     #[error("tokenizer: {0}")]
     Tokenizer(String),
+}
+
+/// The end of a noun of which there are `count`.
+pub(crate) fn plural(count: usize) -> &'static str {
+    if count == 1 { "" } else { "s" }
+}
+
+fn and_text(tokens: usize) -> String {
+    match tokens {
+        0 => String::new(),
+        tokens => format!(" and {tokens} token{} of text", plural(tokens)),
+    }
 }
 
 /// A result of this crate.

@@ -19,10 +19,7 @@ use super::sniff::ImageFormat;
 
 /// Decodes a whole file, upright and without alpha.
 pub(super) fn decode(bytes: &[u8], limits: &ImageLimits) -> Result<RgbImage, ImageFault> {
-    limits.check_bytes(bytes.len() as u64)?;
-    let format = ImageFormat::of(bytes)?;
-    let size = header::size(format, bytes)?;
-    limits.check_size(size)?;
+    let (format, size) = header(bytes, limits)?;
     let file = Cursor::new(bytes);
     let image = match format {
         ImageFormat::Bmp => upright(BmpDecoder::new(file), size),
@@ -34,6 +31,18 @@ pub(super) fn decode(bytes: &[u8], limits: &ImageLimits) -> Result<RgbImage, Ima
     let image = image.map_err(|error| header::damaged(format, one_line(&error.to_string())))?;
     let size = ImageSize::new(image.height() as usize, image.width() as usize);
     Ok(RgbImage::from_parts(size, image.into_raw()))
+}
+
+/// The format of a file and the size that its header claims, both within what is decoded.
+pub(super) fn header(
+    bytes: &[u8],
+    limits: &ImageLimits,
+) -> Result<(ImageFormat, ImageSize), ImageFault> {
+    limits.check_bytes(bytes.len() as u64)?;
+    let format = ImageFormat::of(bytes)?;
+    let size = header::size(format, bytes)?;
+    limits.check_size(size)?;
+    Ok((format, size))
 }
 
 /// The decoder's picture, turned as its Exif says, without alpha.

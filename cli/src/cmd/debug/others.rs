@@ -61,8 +61,8 @@ impl Other {
     }
 }
 
-/// Reads the file: a JSON list of lists, or a line of ids with commas for each sequence.
-pub(super) fn read(path: &Path, chunk: usize) -> Result<Vec<Other>> {
+/// Reads the file, whose ids must be of the vocabulary: a JSON list of lists, or a line of ids with commas for each sequence.
+pub(super) fn read(path: &Path, chunk: usize, vocabulary: usize) -> Result<Vec<Other>> {
     let name = shown(path);
     let bytes = files::read(path, MAX_BYTES).with_context(|| name.to_string())?;
     let text = String::from_utf8(bytes).with_context(|| name.to_string())?;
@@ -84,6 +84,12 @@ pub(super) fn read(path: &Path, chunk: usize) -> Result<Vec<Other>> {
             "{name}: sequence {} has no tokens",
             index + 1
         );
+        if let Some((place, id)) = (1..).zip(ids).find(|(_, id)| **id as usize >= vocabulary) {
+            bail!(
+                "{name}: sequence {}: id {id} in place {place} is outside the vocabulary of {vocabulary}",
+                index + 1
+            );
+        }
         others.push(Other {
             sequence: Sequence::with_prompt(ids, ids.len().div_ceil(2), ids.len()),
             rows: ids.len().min(chunk),

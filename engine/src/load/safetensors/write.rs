@@ -49,6 +49,20 @@ pub fn write(path: &Path, tensors: &[Tensor<'_>], metadata: &[(&str, &str)]) -> 
     })
 }
 
+/// Refuses a path to which [`write`] could not write, as far as that can be seen now: a file is begun beside it, and
+/// taken away.
+///
+/// # Errors
+///
+/// [`Error::Io`] when there is something else than a regular file, or nothing can be written.
+pub fn check_writable(path: &Path) -> Result<()> {
+    files::check_target(path).map_err(Error::io(path))?;
+    let temporary = temporary_name(path)?;
+    begin(&temporary)
+        .and_then(|_| fs::remove_file(&temporary))
+        .map_err(Error::io(path))
+}
+
 fn header(path: &Path, tensors: &[Tensor<'_>], metadata: &[(&str, &str)]) -> Result<Vec<u8>> {
     let mut object = Map::new();
     if !metadata.is_empty() {
@@ -101,13 +115,16 @@ fn temporary_name(path: &Path) -> Result<PathBuf> {
     Ok(path.with_file_name(name))
 }
 
-fn write_temporary(temporary: &Path, header: &[u8], tensors: &[Tensor<'_>]) -> io::Result<()> {
-    let file = OpenOptions::new()
+fn begin(temporary: &Path) -> io::Result<File> {
+    OpenOptions::new()
         .write(true)
         .create(true)
         .truncate(true)
-        .open(temporary)?;
-    let mut writer = BufWriter::new(file);
+        .open(temporary)
+}
+
+fn write_temporary(temporary: &Path, header: &[u8], tensors: &[Tensor<'_>]) -> io::Result<()> {
+    let mut writer = BufWriter::new(begin(temporary)?);
     writer.write_all(&(header.len() as u64).to_le_bytes())?;
     writer.write_all(header)?;
     for tensor in tensors {
