@@ -250,7 +250,7 @@ pub(crate) struct LogitsArgs {
 #[group(required = true, multiple = false)]
 pub(crate) struct LogitsInput {
     /// The tokens, with commas between
-    #[arg(long, value_name = "IDS", value_delimiter = ',')]
+    #[arg(long, value_name = "IDS", value_delimiter = ',', allow_hyphen_values = true, value_parser = count::<u32>)]
     pub(crate) tokens: Option<Vec<u32>>,
     /// Raw text; control tokens in it count. Each picture stands in it as
     /// `<|vision_start|><|image_pad|><|vision_end|>`, whatever its size

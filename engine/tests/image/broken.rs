@@ -199,6 +199,21 @@ fn c075_cut_files_are_refused() {
             }
         }
     }
+    for (name, format) in [("scene.gif", "GIF"), ("rgb.bmp", "BMP")] {
+        let bytes = picture(name);
+        let message = fault(&bytes[..bytes.len() / 2], &LIMITS).to_string();
+        assert_eq!(
+            message,
+            format!("the {format} is cut: it ends before its picture")
+        );
+    }
+    // The decoder's words come without the format, which ours have.
+    let mut gif = picture("scene.gif");
+    let middle = gif.len() / 2;
+    gif[middle..].fill(0xff);
+    let message = fault(&gif, &LIMITS).to_string();
+    assert_eq!(message.matches("GIF").count(), 1, "{message}");
+    assert!(!message.contains("Gif"), "{message}");
     let jpeg = picture("progressive.jpg");
     let cut = ImageFault::Cut {
         format: ImageFormat::Jpeg,
