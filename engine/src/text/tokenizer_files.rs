@@ -8,12 +8,12 @@ use serde::Deserialize;
 use serde::de::{DeserializeOwned, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
 use serde_json::Value;
 use tokenizers::models::bpe::{BPE, Vocab};
-use tokenizers::{DecoderWrapper, NormalizerWrapper, PreTokenizerWrapper};
 
 use super::added_tokens::AddedToken;
 use super::pre_tokenizers::{self, Family};
 use super::tokenizer::Parts;
 use super::tokenizer_gguf::{build_bpe, split_merge};
+use super::tokenizer_rules;
 use crate::files::{self, Unread, shown};
 use crate::{Error, Result};
 
@@ -48,10 +48,10 @@ pub(crate) fn read(folder: &Path) -> Result<Parts> {
 struct TokenizerJson {
     #[serde(default)]
     added_tokens: Vec<AddedToken>,
-    normalizer: Option<NormalizerWrapper>,
-    pre_tokenizer: Option<PreTokenizerWrapper>,
+    normalizer: Option<Value>,
+    pre_tokenizer: Option<Value>,
     post_processor: Option<Value>,
-    decoder: Option<DecoderWrapper>,
+    decoder: Option<Value>,
     model: ModelEntry,
 }
 
@@ -88,9 +88,11 @@ fn from_json(file: TokenizerJson, path: &Path) -> Result<Parts> {
     let bos = leading_token(file.post_processor.as_ref());
     Ok(Parts {
         model: model(file.model).map_err(|e| bad(path, e))?,
-        normalizer: file.normalizer,
-        pre_tokenizer: file.pre_tokenizer,
-        decoder: file.decoder,
+        normalizer: tokenizer_rules::read("normalizer", file.normalizer)
+            .map_err(|e| bad(path, e))?,
+        pre_tokenizer: tokenizer_rules::read("pre_tokenizer", file.pre_tokenizer)
+            .map_err(|e| bad(path, e))?,
+        decoder: tokenizer_rules::read("decoder", file.decoder).map_err(|e| bad(path, e))?,
         added: file.added_tokens,
         add_bos: bos.is_some(),
         named: bos

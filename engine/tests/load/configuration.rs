@@ -151,6 +151,21 @@ fn keys_are_checked_together() {
         ("rope_theta", json!(1.0), ["rope_theta", "above 1, found 1"]),
         ("rms_norm_eps", json!(0), ["rms_norm_eps", "above 0"]),
         (
+            "rms_norm_eps",
+            json!(1e300),
+            ["rms_norm_eps", "found 1e300"],
+        ),
+        (
+            "rms_norm_eps",
+            json!(1e-300),
+            ["rms_norm_eps", "found 1e-300"],
+        ),
+        (
+            "rms_norm_eps",
+            json!(5),
+            ["rms_norm_eps", "to 0.1, found 5e0"],
+        ),
+        (
             "quantization_config",
             json!({"quant_method": "gptq"}),
             ["quantization_config", "gptq"],
