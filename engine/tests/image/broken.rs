@@ -11,9 +11,9 @@ const LIMITS: ImageLimits = ImageLimits {
     pixels: 1 << 26,
 };
 
-/// C071: sides are checked before anything is decoded.
+/// Sides are checked before anything is decoded.
 #[test]
-fn c071_bombs_are_refused_from_their_headers() {
+fn bombs_are_refused_from_their_headers() {
     assert_eq!(ImageLimits::default(), LIMITS);
     let too_many = |height, width| ImageFault::TooManyPixels {
         size: ImageSize::new(height, width),
@@ -49,9 +49,9 @@ fn c071_bombs_are_refused_from_their_headers() {
     );
 }
 
-/// C071: text that inflates to a gigabyte is not inflated.
+/// Text that inflates to a gigabyte is not inflated.
 #[test]
-fn c071_compressed_text_is_skipped() {
+fn compressed_text_is_skipped() {
     let plain = picture("red-png.png");
     let mut file = plain[..33].to_vec();
     let text = [b"Comment\0\0\x78\x9c".as_slice(), &deflated_zeros(1 << 30)].concat();
@@ -62,9 +62,9 @@ fn c071_compressed_text_is_skipped() {
     assert!(start.elapsed() < Duration::from_secs(1));
 }
 
-/// C071: of ten thousand frames the first is read.
+/// Of ten thousand frames the first is read.
 #[test]
-fn c071_many_frames_cost_one() {
+fn many_frames_cost_one() {
     let file = picture("frames.gif");
     let mut many = file[..file.len() - 1].to_vec();
     let frames = many[many.len() / 3..].to_vec();
@@ -141,9 +141,9 @@ fn shapes_beyond_the_aspect_ratio_are_refused() {
     assert_eq!(fault(&empty, &LIMITS), ImageFault::NoPixels { size });
 }
 
-/// C073: what is not decoded is named.
+/// What is not decoded is named.
 #[test]
-fn c073_other_formats_are_named() {
+fn other_formats_are_named() {
     let cases: [(&[u8], &str); 12] = [
         (b"\0\0\0\x1cftypavif\0\0\0\0mif1miaf", "AVIF"),
         (b"\0\0\0\x1cftypmif1\0\0\0\0mif1avif", "AVIF"),
@@ -180,9 +180,9 @@ fn c073_other_formats_are_named() {
     assert_eq!(fault(b"", &LIMITS), ImageFault::Empty);
 }
 
-/// C075: a file cut anywhere is refused, or, of an animation, its first frame is whole.
+/// A file cut anywhere is refused, or, of an animation, its first frame is whole.
 #[test]
-fn c075_cut_files_are_refused() {
+fn cut_files_are_refused() {
     for name in expected()["decoded"].as_object().unwrap().keys() {
         let bytes = picture(name);
         let whole = decode(&bytes);
@@ -223,9 +223,9 @@ fn c075_cut_files_are_refused() {
     assert_eq!(cut.to_string(), "the JPEG is cut: no end-of-image marker");
 }
 
-/// C075: a wrong checksum, in the header and in the data.
+/// A wrong checksum, in the header and in the data.
 #[test]
-fn c075_wrong_checksums_are_refused() {
+fn wrong_checksums_are_refused() {
     let file = picture("rgb.png");
     let idat = file.windows(4).position(|name| name == b"IDAT").unwrap();
     let length = u32::from_be_bytes(file[idat - 4..idat].try_into().unwrap()) as usize;
