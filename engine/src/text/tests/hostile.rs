@@ -1,7 +1,11 @@
 //! Templates and tokenizers that are out to end the program.
 
-use super::*;
+use serde_json::json;
+
+use super::{Folder, Value, fixture, testdata};
 use crate::Error;
+use crate::text::*;
+use std::fs;
 
 /// What a template comes to.
 fn rendered(source: &str) -> Result<String, Error> {
@@ -109,84 +113,64 @@ fn a_thousand_messages_are_no_attack() {
 }
 
 #[test]
-fn rules_that_the_tokenizers_crate_takes_for_granted_are_refused() {
-    let replace = |pattern: Value, content: &str| serde_json::json!({"type": "Replace", "pattern": pattern, "content": content});
-    let explode = replace(serde_json::json!({"String": "a"}), &"a".repeat(100));
-    let in_sequence =
-        |list: &str, rules: Value| serde_json::json!({"type": "Sequence", list: rules});
-    let split = |pattern: Value| serde_json::json!({"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": false});
-    let strip = |start: u64, stop: u64| serde_json::json!({"type": "Strip", "content": "a", "start": start, "stop": stop});
-    let empty = serde_json::json!({"String": ""});
-    let regex = |source: &str| serde_json::json!({"Regex": source});
-    for (key, rule, what) in [
-        (
-            "normalizer",
-            serde_json::json!({"type": "Precompiled", "precompiled_charsmap": "AAAA"}),
-            "Precompiled is not supported",
-        ),
-        (
-            "normalizer",
-            serde_json::json!({"type": "Precompiled", "precompiled_charsmap": ""}),
-            "Precompiled is not supported",
-        ),
-        (
-            "normalizer",
-            replace(empty.clone(), "b"),
-            "an empty pattern",
-        ),
-        (
-            "normalizer",
-            replace(regex("x*"), "b"),
-            "matches nothing at all",
-        ),
-        (
-            "normalizer",
-            replace(regex("(?=a)"), "b"),
-            "matches nothing at all",
-        ),
-        ("normalizer", replace(regex("("), "b"), "normalizer"),
-        (
-            "normalizer",
-            replace(serde_json::json!({"String": "a"}), &"a".repeat(1000)),
-            "may become 1000 bytes",
-        ),
-        (
-            "normalizer",
-            in_sequence("normalizers", serde_json::json!([explode, explode])),
-            "normalizer.normalizers[1]: a byte may become 10000",
-        ),
-        (
-            "pre_tokenizer",
-            serde_json::json!({"type": "FixedLength", "length": 0}),
-            "a length of 0",
-        ),
-        (
-            "pre_tokenizer",
-            in_sequence(
-                "pretokenizers",
-                serde_json::json!([{"type": "FixedLength", "length": 0}]),
-            ),
-            "pretokenizers[0]: a length of 0",
-        ),
-        ("pre_tokenizer", split(empty.clone()), "an empty pattern"),
-        ("decoder", replace(empty, "b"), "an empty pattern"),
-        ("decoder", strip(1, 1), "Strip at both ends"),
-        (
-            "decoder",
-            in_sequence("decoders", serde_json::json!([explode, explode])),
-            "may become 10000",
-        ),
-    ] {
-        let folder = Folder::new("hostile-rules");
-        let mut file = json("text/sentencepiece/tokenizer.json");
-        file[key] = rule.clone();
-        folder.write("tokenizer.json", &file.to_string());
-        match Tokenizer::from_folder(&folder.0) {
-            Err(Error::Tokenizer(message)) => {
-                assert!(message.contains(key) && message.contains(what), "{message}");
-                assert!(message.contains("tokenizer.json"), "{message}");
-            }
-            other => panic!("{rule}: {other:?}"),
+fn normalizers_that_the_tokenizers_crate_takes_for_granted_are_refused() {
+    let replace = |pattern: Value, content: &str| json!({"type": "Replace", "pattern": pattern, "content": content});
+    let regex = |source: &str| json!({"Regex": source});
+    let letter = || json!({"String": "a"});
+    let explode = replace(letter(), &"a".repeat(100));
+    let twice = json!({"type": "Sequence", "normalizers": [explode, explode]});
+    let map = |text: &str| json!({"type": "Precompiled", "precompiled_charsmap": text});
+    let key = "normalizer";
+    refuses(key, &map("AAAA"), "Precompiled is not supported");
+    refuses(key, &map(""), "Precompiled is not supported");
+    refuses(
+        key,
+        &replace(json!({"String": ""}), "b"),
+        "an empty pattern",
+    );
+    refuses(key, &replace(regex("x*"), "b"), "matches nothing at all");
+    refuses(key, &replace(regex("(?=a)"), "b"), "matches nothing at all");
+    refuses(key, &replace(regex("("), "b"), key);
+    refuses(
+        key,
+        &replace(letter(), &"a".repeat(1000)),
+        "may become 1000 bytes",
+    );
+    refuses(
+        key,
+        &twice,
+        "normalizer.normalizers[1]: a byte may become 10000",
+    );
+}
+
+#[test]
+fn pre_tokenizers_and_decoders_that_would_panic_are_refused() {
+    let fixed = json!({"type": "FixedLength", "length": 0});
+    let all = json!({"type": "Sequence", "pretokenizers": [fixed]});
+    let empty = json!({"String": ""});
+    let split = json!({"type": "Split", "pattern": empty, "behavior": "Isolated", "invert": false});
+    let replace = json!({"type": "Replace", "pattern": empty, "content": "b"});
+    let strip = json!({"type": "Strip", "content": "a", "start": 1, "stop": 1});
+    let inner = json!({"type": "Sequence", "decoders": [replace]});
+    refuses("pre_tokenizer", &fixed, "a length of 0");
+    refuses("pre_tokenizer", &all, "pretokenizers[0]: a length of 0");
+    refuses("pre_tokenizer", &split, "an empty pattern");
+    refuses("decoder", &replace, "an empty pattern");
+    refuses("decoder", &strip, "Strip at both ends");
+    refuses("decoder", &inner, "decoder.decoders[0]: an empty pattern");
+}
+
+/// A tokenizer with `rule` under `key` is an error that names the file, the key and `what`.
+fn refuses(key: &str, rule: &Value, what: &str) {
+    let folder = Folder::new(&format!("hostile-{key}"));
+    let mut file = super::json("text/sentencepiece/tokenizer.json");
+    file[key] = rule.clone();
+    folder.write("tokenizer.json", &file.to_string());
+    match Tokenizer::from_folder(&folder.0) {
+        Err(Error::Tokenizer(message)) => {
+            assert!(message.contains(key) && message.contains(what), "{message}");
+            assert!(message.contains("tokenizer.json"), "{message}");
         }
+        other => panic!("{rule}: {other:?}"),
     }
 }
