@@ -1,4 +1,4 @@
-//! Field cases of pictures on their way into a prompt: pixels, sizes, positions, features.
+//! Pictures on their way into a prompt: pixels, sizes, positions, features.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

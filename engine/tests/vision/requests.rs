@@ -1,6 +1,6 @@
-//! Field cases of requests with pictures, one after the other on one engine.
+//! Requests with pictures, one after the other on one engine.
 
-use cider::text::{Message, Role};
+use cider::text::{Message, RenderOptions, Role};
 use cider::{DType, Engine, Error, ImageTimes, Scheme};
 
 use crate::support::{
@@ -111,7 +111,26 @@ fn pictures_beyond_the_context_are_refused() {
     let messages = [user(&[None, None, Some("compare")])];
     let pictures = [RED, BLUE].map(|color| solid(768, 768, color));
     let mut engine = with_context(1024);
-    let seen = Seen::chat(&mut engine, &messages, &pictures);
+    // Before the tower runs: nothing was spent.
+    let prompt = engine
+        .chat_prompt(&messages, &RenderOptions::default())
+        .unwrap();
+    let mut times = ImageTimes::default();
+    match engine.see(&prompt, &pictures, &mut times) {
+        Err(Error::ImagesExceedContext {
+            images,
+            tokens,
+            text,
+            limit,
+        }) => {
+            assert_eq!((images, tokens, limit), (2, 2 * 576, 1024));
+            assert_eq!(text, prompt.len() - 2);
+        }
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(times, ImageTimes::default());
+    // A request that was prepared elsewhere is refused too.
+    let seen = Seen::chat(&mut with_context(2048), &messages, &pictures);
     assert_eq!(seen.images[1].features.tokens(), 576);
     match engine.generate(&seen.request(4), &mut |_| {}) {
         Err(Error::ContextExceeded { prompt, limit }) => {
