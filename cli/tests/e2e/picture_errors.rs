@@ -180,30 +180,6 @@ fn options_of_pictures_that_contradict_each_other() {
     );
     let both = ["--min-image-tokens", "4", "--max-image-tokens", "8"];
     with(&both).succeeded();
-    // Without a picture there is nothing to bound.
-    let alone = [
-        "run",
-        MODEL,
-        "hello",
-        "--max-image-tokens",
-        "8",
-        "--max-tokens",
-        "2",
-    ];
-    run(alone).succeeded();
-    let preprocess = [
-        "debug",
-        "preprocess",
-        picture,
-        "-o",
-        "x",
-        "--max-image-tokens",
-        "8",
-    ];
-    failed(
-        &run(preprocess),
-        &["--max-image-tokens 8 is below", "64 tokens"],
-    );
     failed(
         &with(&["--ctx", "32"]),
         &[
@@ -286,5 +262,34 @@ fn more_pictures_than_the_model_was_trained_on_are_warned_of() {
     assert!(
         warned.starts_with("warning: 4 images in one prompt: the model was trained on at most 3"),
         "{warned}"
+    );
+}
+
+#[test]
+fn bounds_count_where_there_is_a_picture() {
+    let picture = "examples/pictures/scene.png";
+    // Without a picture there is nothing to bound.
+    let alone = [
+        "run",
+        MODEL,
+        "hello",
+        "--max-image-tokens",
+        "8",
+        "--max-tokens",
+        "2",
+    ];
+    run(alone).succeeded();
+    let preprocess = [
+        "debug",
+        "preprocess",
+        picture,
+        "-o",
+        "x",
+        "--max-image-tokens",
+        "8",
+    ];
+    failed(
+        &run(preprocess),
+        &["--max-image-tokens 8 is below", "64 tokens"],
     );
 }
