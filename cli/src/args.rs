@@ -1,6 +1,7 @@
 //! What the program can be asked.
 
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use cider::{DType, Head, Quantization, Scheme};
 use clap::builder::PossibleValuesParser;
@@ -49,7 +50,7 @@ pub(crate) struct RunArgs {
     #[command(flatten)]
     pub(crate) device: DeviceOptions,
     /// Tokens a conversation may have [default: what the model was made for, at most 8192]
-    #[arg(long, value_name = "N", value_parser = positive)]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = positive)]
     pub(crate) ctx: Option<usize>,
     /// A Jinja file that replaces the model's chat template
     #[arg(long, value_name = "FILE")]
@@ -75,7 +76,7 @@ pub(crate) struct ModelOptions {
     #[arg(long, value_name = "S", default_value = "auto")]
     pub(crate) scheme: Scheme,
     /// Weights that share a scale: 0 is one scale per output channel [default: 0 for w8, 64 for w4]
-    #[arg(long, value_name = "N", value_parser = PossibleValuesParser::new(["0", "32", "64", "128", "256"])
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = PossibleValuesParser::new(["0", "32", "64", "128", "256"])
         .try_map(|size| size.parse::<usize>()))]
     pub(crate) group_size: Option<usize>,
     /// The output head: auto, int8, none; auto is int8 unless the scheme is none
@@ -129,10 +130,10 @@ pub(crate) struct ImageOptions {
 #[derive(Debug, Args)]
 pub(crate) struct ImageBounds {
     /// Tokens that a picture becomes at least: smaller ones are enlarged [default: what the model says]
-    #[arg(long, value_name = "N", value_parser = positive)]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = positive)]
     pub(crate) min_image_tokens: Option<usize>,
     /// Tokens that a picture becomes at most: larger ones are shrunk [default: what the model says]
-    #[arg(long, value_name = "N", value_parser = positive)]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = positive)]
     pub(crate) max_image_tokens: Option<usize>,
 }
 
@@ -150,7 +151,7 @@ pub(crate) struct DeviceOptions {
     #[arg(long, value_name = "D", default_value = "auto", value_parser = device)]
     pub(crate) device: String,
     /// Threads [default: physical cores, or fewer where a quota says so]
-    #[arg(long, value_name = "N", value_parser = threads)]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = threads)]
     pub(crate) threads: Option<usize>,
 }
 
@@ -158,7 +159,7 @@ pub(crate) struct DeviceOptions {
 #[derive(Debug, Args)]
 pub(crate) struct SamplingOptions {
     /// Tokens to generate at most [default: what is left of the context]
-    #[arg(long, value_name = "N", value_parser = positive)]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = positive)]
     pub(crate) max_tokens: Option<usize>,
     /// 0 takes the likeliest token [default: what the checkpoint says; else 0, or 1 where --top-p, --top-k or --min-p
     /// is given]
@@ -168,7 +169,7 @@ pub(crate) struct SamplingOptions {
     #[arg(long, value_name = "P", allow_negative_numbers = true)]
     pub(crate) top_p: Option<f32>,
     /// Keep the K likeliest tokens; 0 keeps all
-    #[arg(long, value_name = "K")]
+    #[arg(long, value_name = "K", allow_negative_numbers = true, value_parser = count::<usize>)]
     pub(crate) top_k: Option<usize>,
     /// Keep tokens with at least this part of the largest probability
     #[arg(long, value_name = "P", allow_negative_numbers = true)]
@@ -183,7 +184,7 @@ pub(crate) struct SamplingOptions {
     #[arg(long, value_name = "R", allow_negative_numbers = true)]
     pub(crate) frequency_penalty: Option<f32>,
     /// Where the random numbers begin [default: anywhere; it is reported]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = count::<u64>)]
     pub(crate) seed: Option<u64>,
     /// A text that ends the answer and is not part of it; may be given several times
     #[arg(long, value_name = "S", allow_hyphen_values = true)]
@@ -228,16 +229,16 @@ pub(crate) struct LogitsArgs {
     #[command(flatten)]
     pub(crate) device: DeviceOptions,
     /// Tokens a sequence may have [default: those of the longest one]
-    #[arg(long, value_name = "N", value_parser = positive)]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = positive)]
     pub(crate) ctx: Option<usize>,
     /// A Jinja file that replaces the model's chat template
     #[arg(long, value_name = "FILE")]
     pub(crate) chat_template: Option<PathBuf>,
     /// Prompt tokens computed in one step
-    #[arg(long, value_name = "N", default_value = "128", value_parser = positive)]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, default_value = "128", value_parser = positive)]
     pub(crate) chunk: usize,
     /// From token N on, tokens run as generated ones, one at a time
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = count::<usize>)]
     pub(crate) decode_from: Option<usize>,
     /// Sequences that run in the same steps: one per line as ids with commas, or a JSON list of lists; the first half
     /// of each counts as prompt
@@ -249,7 +250,7 @@ pub(crate) struct LogitsArgs {
 #[group(required = true, multiple = false)]
 pub(crate) struct LogitsInput {
     /// The tokens, with commas between
-    #[arg(long, value_name = "IDS", value_delimiter = ',')]
+    #[arg(long, value_name = "IDS", value_delimiter = ',', allow_hyphen_values = true, value_parser = count::<u32>)]
     pub(crate) tokens: Option<Vec<u32>>,
     /// Raw text; control tokens in it count. Each picture stands in it as
     /// `<|vision_start|><|image_pad|><|vision_end|>`, whatever its size
@@ -315,6 +316,11 @@ fn positive(text: &str) -> Result<usize, String> {
     }
 }
 
+fn count<T: FromStr>(text: &str) -> Result<T, String> {
+    text.parse()
+        .map_err(|_| "expected a whole number, 0 or more".to_owned())
+}
+
 fn threads(text: &str) -> Result<usize, String> {
     let expected = format!("expected a number from 1 to {MAX_THREADS}");
     let number = positive(text).map_err(|_| expected.clone())?;
@@ -357,7 +363,7 @@ const MAX_THREADS: usize = 1024;
 const AFTER_HELP: &str = "\
 Environment:
   CIDER_CPU      forces an instruction set: scalar, avx2, avx_vnni, avx512_vnni, avx512_bf16
-  CIDER_DATA     the folder with the models that come with the program
+  CIDER_DATA     the folder above models/, in which models/demo-vlm is looked for
   CIDER_THREADS  the number of threads; --threads wins
 
 Exit codes: 0 done, 1 failed, 2 wrong use";

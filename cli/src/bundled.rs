@@ -4,6 +4,7 @@ use std::env;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
+use cider::files::shown;
 
 use crate::failure::Usage;
 
@@ -55,7 +56,7 @@ fn places(data: Option<std::ffi::OsString>, program: Option<&Path>) -> Vec<PathB
 fn not_found(places: &[PathBuf]) -> String {
     let places: Vec<String> = places
         .iter()
-        .map(|place| place.display().to_string())
+        .map(|place| shown(place).to_string())
         .collect();
     format!(
         "no MODEL given, and the small one that comes with the program is in none of {}: name a GGUF file or a \

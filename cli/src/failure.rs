@@ -32,6 +32,17 @@ pub(crate) fn report(error: &Error) -> ExitCode {
     }
 }
 
+/// The error; where the context is too short, with what helps.
+pub(crate) fn hinted(error: Error, hint: &str) -> Error {
+    match error.downcast_ref() {
+        Some(cider::Error::ContextExceeded { .. } | cider::Error::ImagesExceedContext { .. }) => {
+            let message = format!("{error}: {hint}");
+            error.context(message)
+        }
+        _ => error,
+    }
+}
+
 /// Writes `label: message` as one line on standard error.
 pub(crate) fn say(label: &str, error: &Error) {
     let line = one_line(&with_causes(error));

@@ -6,6 +6,7 @@ mod bundled;
 mod cmd;
 mod console;
 mod failure;
+mod interrupt;
 mod log;
 mod memory;
 mod model;

@@ -5,13 +5,16 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
+use cider::files::shown;
 use cider::generate::RunnerOptions;
-use cider::image::PixelBudget;
+use cider::image::{ImageProcessor, PixelBudget};
 use cider::load::Checkpoint;
 use cider::{Backend as _, CpuBackend, Engine, EngineOptions};
 
-use crate::args::{DeviceOptions, ImageOptions, ModelOptions, RunArgs};
+use crate::args::{DeviceOptions, ImageBounds, ImageOptions, ModelOptions, RunArgs};
+use crate::failure::hinted;
 use crate::memory::Memory;
+use crate::pictures::{Pictures, Room};
 use crate::progress::Progress;
 
 /// A model that is ready to answer.
@@ -26,9 +29,6 @@ pub(crate) struct Opened {
 /// Opens the model of a `run`.
 pub(crate) fn open(path: &Path, args: &RunArgs, quiet: bool) -> Result<Opened> {
     let started = Instant::now();
-    if asks_for_vision(&args.images, &args.options) {
-        check_vision(&Checkpoint::open(path)?)?;
-    }
     let backend = backend(&args.device)?;
     let options = EngineOptions {
         runner: RunnerOptions {
@@ -43,10 +43,11 @@ pub(crate) fn open(path: &Path, args: &RunArgs, quiet: bool) -> Result<Opened> {
         memory.sample();
         bar.show(progress.done, progress.total);
     })?;
-    let bounds = &args.images.bounds;
-    if let Some(vision) = engine.vision_mut().filter(|_| bounds.are_given()) {
-        let (least, most) = (bounds.min_image_tokens, bounds.max_image_tokens);
-        vision.set_budget(PixelBudget::from_tokens(vision.processor(), least, most)?)?;
+    if let Some(vision) = engine
+        .vision_mut()
+        .filter(|_| !args.images.files.is_empty())
+    {
+        vision.set_budget(budget(vision.processor(), &args.images.bounds)?)?;
     }
     Ok(Opened {
         engine,
@@ -54,6 +55,61 @@ pub(crate) fn open(path: &Path, args: &RunArgs, quiet: bool) -> Result<Opened> {
         load: started.elapsed(),
         memory,
     })
+}
+
+/// The pictures of a `run`, read before the weights are.
+pub(crate) fn read_pictures(path: &Path, args: &RunArgs) -> Result<Pictures> {
+    if !asks_for_vision(&args.images, &args.options) {
+        return Ok(Pictures::default());
+    }
+    let checkpoint = Checkpoint::open(path)?;
+    check_vision(&checkpoint)?;
+    if args.images.files.is_empty() {
+        return Ok(Pictures::default());
+    }
+    let options = RunnerOptions {
+        context: args.ctx,
+        ..RunnerOptions::default()
+    };
+    let room = Room {
+        processor: bounded(
+            &ImageProcessor::open(&checkpoint.path)?,
+            &args.images.bounds,
+        )?,
+        context: Some(options.context_of(&checkpoint.config)),
+    };
+    Pictures::read(&args.images.files, &room).map_err(|error| hinted(error.into(), ROOM))
+}
+
+/// A processor within the bounds that were asked for.
+pub(crate) fn bounded(processor: &ImageProcessor, bounds: &ImageBounds) -> Result<ImageProcessor> {
+    Ok(processor.with_budget(budget(processor, bounds)?)?)
+}
+
+/// The bounds that were asked for, which must go with those of the model.
+pub(crate) fn budget(processor: &ImageProcessor, bounds: &ImageBounds) -> Result<PixelBudget> {
+    let (least, most) = (bounds.min_image_tokens, bounds.max_image_tokens);
+    let token = (processor.factor() * processor.factor()) as u64;
+    let (min_pixels, max_pixels) = processor.pixel_bounds();
+    let (model_least, model_most) = (min_pixels.div_ceil(token), max_pixels / token);
+    match (least, most) {
+        (None, Some(most)) => ensure!(
+            most as u64 >= model_least,
+            "--max-image-tokens {most} is below the minimum of the model, {model_least} tokens: give --min-image-tokens \
+             too to go below it"
+        ),
+        (Some(least), None) => ensure!(
+            least as u64 <= model_most,
+            "--min-image-tokens {least} exceeds the maximum of the model, {model_most} tokens: give --max-image-tokens \
+             too to go beyond it"
+        ),
+        (Some(least), Some(most)) => ensure!(
+            least <= most,
+            "--min-image-tokens {least} exceeds --max-image-tokens {most}"
+        ),
+        (None, None) => {}
+    }
+    Ok(PixelBudget::from_tokens(processor, least, most)?)
 }
 
 /// Whether there are options that only a model with vision input can honour.
@@ -66,7 +122,7 @@ pub(crate) fn check_vision(checkpoint: &Checkpoint) -> Result<()> {
     ensure!(
         checkpoint.config.vision.is_some(),
         "{}: the model has no vision input: it is a {} for text alone",
-        checkpoint.path.display(),
+        shown(&checkpoint.path),
         checkpoint.config.architecture.name()
     );
     Ok(())
@@ -88,3 +144,7 @@ pub(crate) fn runner_options(options: &ModelOptions) -> RunnerOptions {
         ..RunnerOptions::default()
     }
 }
+
+/// What makes room for pictures.
+pub(crate) const ROOM: &str =
+    "fewer pictures, a smaller --max-image-tokens or a larger --ctx make room";

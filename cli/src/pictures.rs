@@ -2,9 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use cider::image::{ImageLimits, ImageSize, ImageSource, RgbImage};
+use cider::image::{ImageLimits, ImageProcessor, ImageSource, RgbImage, UndecodedImage};
 use cider::text::{Content, Message, Part, Role};
-use cider::{Error, ImageTimes};
+use cider::{Error, ImageTimes, VisionSide};
 
 /// The pictures of a conversation, in the order of their places.
 #[derive(Default)]
@@ -12,6 +12,12 @@ pub(crate) struct Pictures {
     images: Vec<RgbImage>,
     /// Time of reading and decoding that no answer has reported yet.
     reading: Duration,
+}
+
+/// What pictures must fit: a context, if there is a limit, in the tokens of a processor.
+pub(crate) struct Room {
+    pub(crate) processor: ImageProcessor,
+    pub(crate) context: Option<usize>,
 }
 
 /// What the pictures of a prompt came to.
@@ -24,29 +30,40 @@ pub(crate) struct Seen {
 }
 
 impl Pictures {
-    /// Reads pictures that are files or `data:` URLs.
-    pub(crate) fn read(arguments: &[String]) -> Result<Self, Error> {
+    /// Reads pictures that are files or `data:` URLs, and fit the room that there is.
+    pub(crate) fn read(arguments: &[String], room: &Room) -> Result<Self, Error> {
         let mut pictures = Self::default();
-        for argument in arguments {
-            pictures.add(argument)?;
-        }
+        pictures.add(arguments, room)?;
         Ok(pictures)
     }
 
-    /// Reads one more; gives its size.
-    pub(crate) fn add(&mut self, argument: &str) -> Result<ImageSize, Error> {
+    /// Reads more of them: all headers, and if their tokens fit, all pictures.
+    pub(crate) fn add(&mut self, arguments: &[String], room: &Room) -> Result<(), Error> {
         let started = Instant::now();
-        let index = self.images.len();
-        let source = ImageSource::from_argument(argument).map_err(|fault| Error::Image {
-            index,
-            name: argument.to_owned(),
-            fault,
-        })?;
-        let image = source.decode(index, &ImageLimits::default())?;
+        let limits = ImageLimits::default();
+        let first = self.images.len();
+        let sources = (first..).zip(arguments).map(|(index, argument)| {
+            ImageSource::from_argument(argument).map_err(|fault| Error::Image {
+                index,
+                name: argument.to_owned(),
+                fault,
+            })
+        });
+        let sources = sources.collect::<Result<Vec<_>, _>>()?;
+        let opened = (first..)
+            .zip(&sources)
+            .map(|(index, source)| source.open(index, &limits));
+        let opened = opened.collect::<Result<Vec<_>, _>>()?;
+        let before = self.images.iter().map(RgbImage::size);
+        let sizes = before.chain(opened.iter().map(UndecodedImage::size));
+        if let Some(context) = room.context {
+            VisionSide::count_tokens(&room.processor, sizes, 0, context)?;
+        }
+        let decoded = opened.iter().map(|image| image.decode(&limits));
+        let decoded = decoded.collect::<Result<Vec<_>, _>>()?;
+        self.images.extend(decoded);
         self.reading += started.elapsed();
-        let size = image.size();
-        self.images.push(image);
-        Ok(size)
+        Ok(())
     }
 
     /// All of them.

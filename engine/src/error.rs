@@ -3,6 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use crate::files::{shown, shown_name};
 use crate::image::ImageFault;
 
 /// The error of this crate. Every message is one line.
@@ -10,7 +11,7 @@ use crate::image::ImageFault;
 #[non_exhaustive]
 pub enum Error {
     /// A key of a configuration file is missing, has the wrong type or a value that cannot be served.
-    #[error("{}: {key}: {what}", path.display())]
+    #[error("{}: {key}: {what}", shown(path))]
     Config {
         /// The configuration file.
         path: PathBuf,
@@ -28,7 +29,7 @@ pub enum Error {
         limit: usize,
     },
     /// A file's container is malformed: header, index, lengths, offsets.
-    #[error("{}: {what}", path.display())]
+    #[error("{}: {what}", shown(path))]
     File {
         /// The file.
         path: PathBuf,
@@ -36,7 +37,7 @@ pub enum Error {
         what: String,
     },
     /// An image is refused.
-    #[error("image {} ({name}): {fault}", index + 1)]
+    #[error("image {} ({}): {fault}", index + 1, shown_name(name))]
     Image {
         /// Which of the request's images it is, counted from 0; the message counts from 1.
         index: usize,
@@ -45,8 +46,25 @@ pub enum Error {
         /// What is wrong with it.
         fault: ImageFault,
     },
+    /// The images of a prompt do not fit the context.
+    #[error(
+        "{images} image{} of {tokens} tokens{} exceed{} the context of {limit} tokens",
+        plural(*images),
+        and_text(*text),
+        if *images == 1 && *text == 0 { "s" } else { "" }
+    )]
+    ImagesExceedContext {
+        /// Images of the prompt.
+        images: usize,
+        /// Tokens of the images.
+        tokens: usize,
+        /// Tokens of the text, as far as they were counted.
+        text: usize,
+        /// Tokens that fit, the first generated one included.
+        limit: usize,
+    },
     /// The operating system refused to read or write a file.
-    #[error("{}: {source}", path.display())]
+    #[error("{}: {source}", shown(path))]
     Io {
         /// The file.
         path: PathBuf,
@@ -78,7 +96,7 @@ pub enum Error {
         got: usize,
     },
     /// The chat template failed, or refused the messages.
-    #[error("chat template ({source_name}): {what}")]
+    #[error("chat template ({}): {what}", shown_name(source_name))]
     Template {
         /// Where the template came from.
         source_name: String,
@@ -86,7 +104,7 @@ pub enum Error {
         what: String,
     },
     /// A tensor is missing, surplus, or not what the model needs.
-    #[error("{}: tensor {tensor}: {what}", path.display())]
+    #[error("{}: tensor {tensor}: {what}", shown(path))]
     Tensor {
         /// The file or folder the tensor was looked for in.
         path: PathBuf,
@@ -98,6 +116,18 @@ pub enum Error {
     /// The tokenizer's files are missing, damaged or of a kind that is not known.
     #[error("tokenizer: {0}")]
     Tokenizer(String),
+}
+
+/// The end of a noun of which there are `count`.
+pub(crate) fn plural(count: usize) -> &'static str {
+    if count == 1 { "" } else { "s" }
+}
+
+fn and_text(tokens: usize) -> String {
+    match tokens {
+        0 => String::new(),
+        tokens => format!(" and {tokens} token{} of text", plural(tokens)),
+    }
 }
 
 /// A result of this crate.

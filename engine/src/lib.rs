@@ -5,6 +5,7 @@ mod available;
 mod convert;
 mod engine;
 mod error;
+pub mod files;
 pub mod generate;
 pub mod image;
 mod layers;

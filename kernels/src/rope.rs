@@ -245,7 +245,7 @@ mod tests {
         }
     }
 
-    /// Values of field case C117.
+    /// Frequencies at both ends of the scaling and between, by their values.
     #[test]
     fn llama3_frequencies() {
         let scaling = RopeScaling::Llama3 {

@@ -168,10 +168,17 @@ impl<'a> Report<'a> {
         } else {
             String::new()
         };
-        format!(
-            "{seen}prefill {}, {:.0} tok/s), decode {}, {:.0} tok/s)",
+        let prefill = format!(
+            "{seen}prefill {}, {:.0} tok/s)",
             share(&phases.prefill),
-            self.prefill_tokens_per_second,
+            self.prefill_tokens_per_second
+        );
+        // The first token comes with the prompt: one alone has no decode.
+        if self.generated_tokens < 2 {
+            return prefill;
+        }
+        format!(
+            "{prefill}, decode {}, {:.0} tok/s)",
             share(&phases.decode),
             self.decode_tokens_per_second
         )

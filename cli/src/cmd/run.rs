@@ -4,19 +4,21 @@ use std::io::{self, IsTerminal as _};
 use std::path::Path;
 
 use anyhow::Result;
+use cider::files::shown;
 use cider::generate::SamplingParams;
+use cider::image::{ImageSize, RgbImage};
 use cider::load::GenerationConfig;
 use cider::text::{Message, RenderOptions, Role, StopMatcher};
-use cider::{Engine, Event, Generation, ImageTimes, Request};
+use cider::{Cancel, Engine, Event, Generation, ImageTimes, Request};
 
 use super::chat;
 use super::report::Report;
 use crate::args::{RunArgs, SamplingOptions};
 use crate::bundled;
 use crate::console;
-use crate::failure::Usage;
+use crate::failure::{Usage, hinted};
 use crate::model::{self, Opened};
-use crate::pictures::{Pictures, Seen, user_message};
+use crate::pictures::{Pictures, Room, Seen, user_message};
 use crate::progress::Progress;
 
 /// Runs the command.
@@ -36,16 +38,17 @@ pub(crate) fn run(args: &RunArgs, quiet: bool) -> Result<()> {
         let what = "--json and --raw need a PROMPT, or one on standard input";
         return Err(Usage(what.to_owned()).into());
     }
-    let pictures = Pictures::read(&args.images.files)?;
+    let pictures = model::read_pictures(&path, args)?;
     let mut session = Session {
         path: &path,
         args,
         quiet,
         opened: model::open(&path, args, quiet)?,
         pictures,
+        cancel: Cancel::default(),
     };
     if !args.raw && session.opened.engine.chat_template().is_none() {
-        let path = path.display();
+        let path = shown(&path);
         let what = "no chat template in it: give one with --chat-template, or use --raw";
         anyhow::bail!("{path}: {what}");
     }
@@ -63,6 +66,8 @@ pub(super) struct Session<'a> {
     opened: Opened,
     /// The pictures of the conversation.
     pub(super) pictures: Pictures,
+    /// What ends the next answer before its time.
+    pub(super) cancel: Cancel,
 }
 
 impl Session<'_> {
@@ -75,24 +80,35 @@ impl Session<'_> {
 
     /// Reads a picture for the next message; gives the line to say about it.
     pub(super) fn attach(&mut self, file: &str) -> Result<String> {
-        let Some(vision) = self.opened.engine.vision() else {
-            anyhow::bail!("{}: the model has no vision input", self.path.display());
+        let engine = &mut self.opened.engine;
+        let context = engine.runner().context();
+        let Some(vision) = engine.vision_mut() else {
+            anyhow::bail!("{}: the model has no vision input", shown(self.path));
         };
-        let size = self.pictures.add(file)?;
-        let tokens = vision.processor().tokens(size);
-        let (number, width, height) = (self.pictures.images().len(), size.width, size.height);
+        vision.set_budget(model::budget(vision.processor(), &self.args.images.bounds)?)?;
+        let room = Room {
+            processor: vision.processor().clone(),
+            context: Some(context),
+        };
+        let added = self.pictures.add(&[file.to_owned()], &room);
+        added.map_err(|error| hinted(error.into(), chat::ROOM))?;
+        let number = self.pictures.images().len();
+        let size = self.pictures.images().last().map(RgbImage::size);
+        let size = size.unwrap_or(ImageSize::new(0, 0));
+        let (width, height, tokens) = (size.width, size.height, room.processor.tokens(size));
         Ok(format!(
             "image {number}: {width}x{height}, {tokens} tokens, goes with the next message"
         ))
     }
 
     /// Answers the last of the messages: text goes to standard output as it comes, the figures to the log.
-    pub(super) fn reply(&mut self, messages: &[Message]) -> Result<String> {
+    pub(super) fn reply(&mut self, messages: &[Message]) -> Result<Generation> {
         let options = RenderOptions::default();
         let prompt = self.opened.engine.chat_prompt(messages, &options)?;
-        let (generation, seen) = self.generate(&prompt)?;
+        let answer = self.generate(&prompt);
+        let (generation, seen) = answer.map_err(|error| hinted(error, chat::ROOM))?;
         tracing::info!("{}", self.report(&generation, seen).line());
-        Ok(generation.text)
+        Ok(generation)
     }
 
     /// Answers the one prompt of a call.
@@ -105,7 +121,12 @@ impl Session<'_> {
             let options = RenderOptions::default();
             self.opened.engine.chat_prompt(&messages, &options)?
         };
-        let (generation, seen) = self.generate(&tokens)?;
+        let hint = match self.pictures.images() {
+            [] => "a larger --ctx makes room",
+            _ => model::ROOM,
+        };
+        let answer = self.generate(&tokens);
+        let (generation, seen) = answer.map_err(|error| hinted(error, hint))?;
         let report = self.report(&generation, seen);
         if self.args.json {
             return console::json(&report);
@@ -134,6 +155,7 @@ impl Session<'_> {
             sampling: sampling(flags, engine),
             max_tokens: flags.max_tokens,
             stops: flags.stop.clone(),
+            cancel: self.cancel.clone(),
             ..Request::new(prompt)
         };
         Ok((request, seen))

@@ -128,7 +128,7 @@ fn requests_that_do_not_fit() {
         "--tokens",
         "1,320",
         "-o",
-        "/dev/null",
+        "fits-not",
     ]);
     failed(&outside, &["320", "vocabulary of 320"]);
     let target = folder("fit").join("out");
@@ -283,4 +283,110 @@ fn a_template_that_is_missing_or_broken_is_named() {
     failed(&run_on(f_tiny(), &flag), &["template.jinja"]);
     fs::write(&file, "{{ raise_exception('not with me') }}").unwrap();
     failed(&run_on(f_tiny(), &flag), &["template.jinja", "not with me"]);
+}
+
+#[test]
+fn numbers_below_zero_are_refused_in_plain_words() {
+    let model = f_tiny().to_str().unwrap();
+    for (option, expected) in [
+        ("--ctx", "expected a whole number above 0"),
+        ("--max-tokens", "expected a whole number above 0"),
+        ("--min-image-tokens", "expected a whole number above 0"),
+        ("--max-image-tokens", "expected a whole number above 0"),
+        ("--threads", "expected a number from 1 to"),
+        ("--top-k", "expected a whole number, 0 or more"),
+        ("--seed", "expected a whole number, 0 or more"),
+        ("--group-size", "possible values: 0, 32"),
+    ] {
+        let outcome = run(["run", model, "x", option, "-5"]);
+        assert_eq!(outcome.status.code(), Some(2), "{outcome:?}");
+        let said = &outcome.stderr;
+        assert!(
+            said.contains("invalid value '-5'") && said.contains(option),
+            "{said}"
+        );
+        assert!(said.contains(expected), "{said}");
+    }
+    for (option, value) in [
+        ("--chunk", "-5"),
+        ("--decode-from", "-5"),
+        ("--tokens", "-5,1"),
+    ] {
+        let outcome = run(["debug", "logits", model, "-o", "x", option, value]);
+        let said = &outcome.stderr;
+        assert!(said.contains("expected a whole number"), "{said}");
+    }
+}
+
+#[test]
+fn an_output_that_cannot_be_written_is_refused_before_the_work() {
+    let folder = folder("outputs");
+    // The model does not exist: what is said first shows what was looked at first.
+    for (output, what) in [
+        (folder.join("absent/out"), "No such file"),
+        (folder.clone(), "a folder, not a regular file"),
+        ("/dev/full".into(), "not a regular file"),
+    ] {
+        let name = output.to_str().unwrap();
+        let logits = [
+            "debug",
+            "logits",
+            "absent-model",
+            "--tokens",
+            "1",
+            "-o",
+            name,
+        ];
+        failed(&run(logits), &[name, what]);
+        let preprocess = ["debug", "preprocess", "absent.png", "-o", name];
+        failed(&run(preprocess), &[name, what]);
+    }
+    let left = fs::read_dir(&folder).unwrap().count();
+    assert_eq!(left, 0, "a trial leaves nothing behind");
+}
+
+#[test]
+fn company_outside_the_vocabulary_is_refused_by_its_place() {
+    let folder = folder("company");
+    let file = folder.join("ids");
+    let output = folder.join("out");
+    let output = output.to_str().unwrap();
+    let model = testdata("llama3-tied");
+    let model = model.to_str().unwrap();
+    for text in ["1,2\n3,999999,4\n", "[[1, 2], [3, 999999]]"] {
+        fs::write(&file, text).unwrap();
+        let name = file.to_str().unwrap();
+        let logits = ["debug", "logits", model, "--tokens", "1", "-o", output];
+        let all = [&logits[..], &["--batch-with", name]].concat();
+        failed(
+            &run(all),
+            &[
+                name,
+                "sequence 2: id 999999 in place 2",
+                "outside the vocabulary of",
+            ],
+        );
+    }
+}
+
+#[test]
+fn one_token_has_no_rate_of_decoding() {
+    let model = f_tiny().to_str().unwrap();
+    let line = |tokens: &str| {
+        let outcome = run(["run", model, "x", "--raw", "--max-tokens", tokens]);
+        outcome.succeeded().stderr
+    };
+    let one = line("1");
+    assert!(one.contains("prefill") && !one.contains("decode"), "{one}");
+    assert!(line("2").contains("decode"), "{}", line("2"));
+}
+
+/// The name in `CIDER_DATA` is that of the folder above `models`.
+#[test]
+fn the_help_says_what_cider_data_is() {
+    let help = run(["--help"]).succeeded().stdout;
+    assert!(
+        help.contains("CIDER_DATA     the folder above models/"),
+        "{help}"
+    );
 }

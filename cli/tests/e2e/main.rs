@@ -12,6 +12,7 @@ mod answers;
 mod bits;
 mod errors;
 mod memory;
+mod odd_files;
 mod parity;
 mod picture_errors;
 mod pictures;

@@ -92,7 +92,12 @@ fn pictures_and_places_must_match() {
     let target = folder("places").join("out");
     let target = target.to_str().unwrap();
     let place = "<|vision_start|><|image_pad|><|vision_end|>";
-    for (text, images, places) in [("none", 1, 0), (place, 0, 1), (place, 2, 1)] {
+    for (text, images, places) in [
+        ("none", 1, "no place for an image, got 1"),
+        (place, 0, "a place for 1 image, got none"),
+        (place, 2, "a place for 1 image, got 2"),
+        (&place.repeat(3), 1, "places for 3 images, got 1"),
+    ] {
         let mut command = cider();
         command.args([
             "debug",
@@ -106,14 +111,14 @@ fn pictures_and_places_must_match() {
         for _ in 0..images {
             command.args(["--image", picture]);
         }
-        let places = format!("places for {places} images, got {images}");
-        failed(&finish(&mut command), &[&places]);
+        let parts = [places, "each image stands as", place];
+        failed(&finish(&mut command), &parts);
         let mut command = cider();
         command.args(["run", MODEL, text, "--raw"]);
         for _ in 0..images {
             command.args(["--image", picture]);
         }
-        failed(&finish(&mut command), &[&places]);
+        failed(&finish(&mut command), &parts);
     }
 }
 
@@ -147,7 +152,7 @@ fn a_model_for_text_alone_says_so() {
     ];
     failed(
         &run(processor),
-        &["llama3-tied", "preprocessor_config.json"],
+        &["llama3-tied", "no vision input", "for text alone"],
     );
 }
 
@@ -163,16 +168,26 @@ fn options_of_pictures_that_contradict_each_other() {
     };
     failed(
         &with(&["--min-image-tokens", "9", "--max-image-tokens", "8"]),
-        &["minimum of 9", "maximum of 8"],
+        &["--min-image-tokens 9 exceeds --max-image-tokens 8"],
     );
     failed(
         &with(&["--max-image-tokens", "8"]),
-        &["minimum of 65536", "maximum of 8192"],
+        &["--max-image-tokens 8 is below the minimum of the model, 64 tokens"],
     );
-    failed(&with(&["--min-image-tokens", "99999999999"]), &["exceeds"]);
+    failed(
+        &with(&["--min-image-tokens", "99999999999"]),
+        &["--min-image-tokens 99999999999 exceeds the maximum of the model, 144 tokens"],
+    );
+    let both = ["--min-image-tokens", "4", "--max-image-tokens", "8"];
+    with(&both).succeeded();
     failed(
         &with(&["--ctx", "32"]),
-        &["exceeds the context of 32 tokens"],
+        &[
+            "1 image of",
+            "tokens exceeds the context of 32 tokens",
+            "--max-image-tokens",
+            "--ctx",
+        ],
     );
     refused(
         &with(&["--vision-scheme", "auto"]),
@@ -186,4 +201,95 @@ fn options_of_pictures_that_contradict_each_other() {
         "debug", "logits", MODEL, "--tokens", "1", "-o", "x", "--image", picture,
     ];
     refused(&run(tokens), &["--image", "--tokens"]);
+}
+
+/// The header alone says how many tokens a picture takes: these would not even decode.
+#[test]
+fn pictures_that_exceed_the_context_are_refused_before_they_are_decoded() {
+    let file = folder("too-many").join("damaged.png");
+    let mut damaged = fs::read("../examples/pictures/scene.png").unwrap();
+    let data = damaged.windows(4).position(|name| name == b"IDAT").unwrap();
+    damaged[data + 10] ^= 0x55;
+    fs::write(&file, damaged).unwrap();
+    let many = |count: usize, more: &[&str]| {
+        let mut command = cider();
+        command.args(["run", MODEL, "What?"]).args(more);
+        for _ in 0..count {
+            command.arg("--image").arg(&file);
+        }
+        finish(&mut command)
+    };
+    failed(&many(1, &[]), &["image 1", "the PNG is damaged"]);
+    let tokens = "80 images of 11520 tokens exceed the context of 4096 tokens";
+    failed(
+        &many(80, &[]),
+        &[tokens, "fewer pictures", "--max-image-tokens"],
+    );
+    let tokens = "2 images of 288 tokens exceed the context of 288 tokens";
+    failed(&many(2, &["--ctx", "288"]), &[tokens]);
+    failed(&many(2, &["--ctx", "289"]), &["the PNG is damaged"]);
+    let mut command = cider();
+    command.args(["debug", "logits", MODEL, "--chat", "What?", "--ctx", "100"]);
+    command.args(["-o", "x", "--image"]).arg(&file);
+    failed(
+        &finish(&mut command),
+        &["1 image of 144 tokens exceeds the context of 100"],
+    );
+    // With the text they are too many: that is seen before the tower runs.
+    let picture = "examples/pictures/scene.png";
+    let text = run(["run", MODEL, "What?", "--image", picture, "--ctx", "150"]);
+    failed(
+        &text,
+        &[
+            "1 image of 144 tokens and",
+            "of text exceed the context of 150 tokens",
+        ],
+    );
+}
+
+#[test]
+fn more_pictures_than_the_model_was_trained_on_are_warned_of() {
+    let said = |count: usize| {
+        let mut command = cider();
+        command.args(["run", MODEL, "How many?", "--quiet", "--max-tokens", "2"]);
+        for _ in 0..count {
+            command.args(["--image", "examples/pictures/scene.png"]);
+        }
+        finish(&mut command).succeeded().stderr
+    };
+    assert_eq!(said(3), "");
+    let warned = said(4);
+    assert!(
+        warned.starts_with("warning: 4 images in one prompt: the model was trained on at most 3"),
+        "{warned}"
+    );
+}
+
+#[test]
+fn bounds_count_where_there_is_a_picture() {
+    let picture = "examples/pictures/scene.png";
+    // Without a picture there is nothing to bound.
+    let alone = [
+        "run",
+        MODEL,
+        "hello",
+        "--max-image-tokens",
+        "8",
+        "--max-tokens",
+        "2",
+    ];
+    run(alone).succeeded();
+    let preprocess = [
+        "debug",
+        "preprocess",
+        picture,
+        "-o",
+        "x",
+        "--max-image-tokens",
+        "8",
+    ];
+    failed(
+        &run(preprocess),
+        &["--max-image-tokens 8 is below", "64 tokens"],
+    );
 }

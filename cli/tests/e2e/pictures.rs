@@ -7,7 +7,7 @@ use std::{fs, slice};
 use serde_json::Value;
 
 use crate::memory::{peak_anonymous, start};
-use crate::process::chat_with;
+use crate::process::{chat_with, terminal};
 use crate::support::{cider, encode_base64, finish, finish_with, folder, root, run, testdata};
 
 const MODEL: &str = "models/demo-vlm";
@@ -235,11 +235,39 @@ fn a_screenshot_takes_little_more_memory_than_the_model() {
 }
 
 #[test]
+fn a_chat_takes_names_with_spaces_and_quotes() {
+    let folder = folder("names with spaces");
+    let file = folder.join("two words.png");
+    fs::copy(root().join("examples/pictures/scene.png"), &file).unwrap();
+    let name = file.to_str().unwrap();
+    let lines = [
+        format!("/image {name}"),
+        format!("/image \"{name}\""),
+        format!("/image {}", name.replace(' ', "\\ ")),
+        "/exit".to_owned(),
+    ];
+    let lines: Vec<_> = lines.iter().map(String::as_str).collect();
+    let said = chat_with(MODEL, &lines);
+    assert!(!said.contains("error"), "{said}");
+    assert!(said.contains("image 3: "), "{said}");
+    // Bounds that the model cannot keep are said when a picture comes, not before.
+    let bounded = [MODEL, "--max-image-tokens", "8", "--max-tokens", "2"];
+    let said = terminal(&bounded, &["hello", lines[0], "/exit"])
+        .succeeded()
+        .stdout;
+    assert!(
+        said.contains("error: --max-image-tokens 8 is below"),
+        "{said}"
+    );
+}
+
+#[test]
 fn a_chat_shows_pictures_and_remembers_them() {
     let said = chat_with(
         MODEL,
         &[
             "/image examples/pictures/nothing.png",
+            "/image",
             "/image examples/pictures/scene.png",
             "How many shapes are there?",
             "Is there a white circle?",
@@ -252,6 +280,7 @@ fn a_chat_shows_pictures_and_remembers_them() {
         said.contains("error: image 1 (examples/pictures/nothing.png)"),
         "{said}"
     );
+    assert!(said.contains("/image FILE: a picture that goes"), "{said}");
     assert!(said.contains("image 1: "), "{said}");
     assert!(said.contains("There are three shapes."), "{said}");
     assert!(said.contains("Yes, there is a white circle"), "{said}");

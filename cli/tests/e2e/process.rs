@@ -1,12 +1,13 @@
 //! The program among others: pipes, terminals, networks.
 
 use std::io::Read as _;
+use std::os::unix::process::ExitStatusExt as _;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use std::{fs, thread};
 
 use crate::recipe;
-use crate::support::{cider, f_tiny, finish, folder, root, run, smollm2, testdata};
+use crate::support::{Outcome, cider, f_tiny, finish, folder, root, run, smollm2, testdata};
 
 #[test]
 fn a_reader_that_goes_away_is_a_normal_end() {
@@ -211,6 +212,35 @@ fn the_end_of_input_ends_a_chat() {
     assert!(said.contains("a line is a message"), "{said}");
 }
 
+#[test]
+fn ctrl_c_ends_an_answer_and_at_the_prompt_the_chat() {
+    let arguments = [smollm2(), "--max-tokens", "2000", "--temperature", "0"];
+    let lines = [
+        "Tell me a very long story about a ship.\u{3}",
+        "What is the capital of France?",
+        "\u{3}",
+    ];
+    let outcome = terminal(&arguments, &lines);
+    assert_eq!(outcome.status.code(), Some(130), "{outcome:?}");
+    let said = outcome.stdout;
+    let (story, after) = said.split_once("stopped; ").expect(&said);
+    assert!(story.contains(" generated;"), "{said}");
+    assert!(after.contains("Paris"), "{said}");
+    // What there was of the first answer belongs to the conversation.
+    assert!(after.contains("cached"), "{said}");
+}
+
+#[test]
+fn a_full_context_says_how_to_go_on() {
+    let arguments = [smollm2(), "--max-tokens", "4", "--ctx", "80"];
+    let long = "word ".repeat(60);
+    let outcome = terminal(&arguments, &["hello", &long, "/clear", "hello", "/exit"]);
+    let said = outcome.succeeded().stdout;
+    let full = "exceeds the context of 80 tokens: /clear forgets the conversation";
+    assert!(said.contains(full), "{said}");
+    assert!(said.contains("the conversation is forgotten"), "{said}");
+}
+
 /// What a terminal shows of a chat in which a person types `lines`, each after the last answer.
 fn chat(lines: &[&str]) -> String {
     chat_with(smollm2(), lines)
@@ -218,24 +248,33 @@ fn chat(lines: &[&str]) -> String {
 
 /// The same with another model.
 pub(crate) fn chat_with(model: &str, lines: &[&str]) -> String {
-    let mut command = Command::new("python3");
-    command
-        .args(["-c", TERMINAL, env!("CARGO_BIN_EXE_cider"), model])
-        .args(lines)
-        .current_dir(root());
-    finish(&mut command).succeeded().stdout
+    terminal(&[model, "--max-tokens", "40"], lines)
+        .succeeded()
+        .stdout
 }
 
-/// Types each argument once the sign of the chat has appeared as often as before it; prints all that was shown.
+/// A chat with the arguments of `run`.
+pub(crate) fn terminal(arguments: &[&str], lines: &[&str]) -> Outcome {
+    let mut command = Command::new("python3");
+    command
+        .args(["-c", TERMINAL, env!("CARGO_BIN_EXE_cider")])
+        .arg(arguments.join(" "))
+        .args(lines)
+        .current_dir(root());
+    finish(&mut command)
+}
+
+/// Types each line once the sign of the chat has appeared as often as before it; prints all that was shown. A line that
+/// ends in Ctrl-C is sent, and interrupted once its answer has begun.
 const TERMINAL: &str = r#"
 import os, pty, sys
-program, model, *lines = sys.argv[1:]
+program, arguments, *lines = sys.argv[1:]
 child, terminal = pty.fork()
 if child == 0:
     os.environ.pop("CIDER_CPU", None)
     os.environ.pop("CIDER_THREADS", None)
-    os.execv(program, [program, "run", model, "--max-tokens", "40"])
-shown, waiting = b"", list(lines)
+    os.execv(program, [program, "run", *arguments.split(" ")])
+shown, waiting, interrupt = b"", list(lines), None
 while True:
     try:
         data = os.read(terminal, 4096)
@@ -246,8 +285,44 @@ while True:
     shown += data
     if waiting and shown.endswith(b"> "):
         line = waiting.pop(0)
-        os.write(terminal, line.encode() + (b"" if line == "\x04" else b"\n"))
+        if len(line) > 1 and line.endswith("\x03"):
+            line = line[:-1]
+            interrupt = len(shown) + len(line) + 12
+        os.write(terminal, line.encode() + (b"" if line in "\x03\x04" else b"\n"))
+    elif interrupt is not None and len(shown) > interrupt:
+        interrupt = None
+        os.write(terminal, b"\x03")
 _, status = os.waitpid(child, 0)
 sys.stdout.write(shown.decode("utf-8", "replace").replace("\r\n", "\n"))
 sys.exit(os.waitstatus_to_exitcode(status))
 "#;
+
+#[test]
+fn a_signal_while_a_file_is_written_leaves_it_whole_or_not_there() {
+    let folder = folder("signals");
+    let output = folder.join("out");
+    let mut command = cider();
+    command
+        .args(["debug", "preprocess", "examples/pictures/scene.png", "-o"])
+        .arg(&output)
+        .args(["--min-image-tokens", "8000", "--max-image-tokens", "8000"]);
+    let mut child = command
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    // The trial of the path makes and removes the same name: what is written has a size.
+    let temporary = folder.join(format!(".out.{}.tmp", child.id()));
+    while !fs::metadata(&temporary).is_ok_and(|file| file.len() > 0) && !output.exists() {
+        assert!(child.try_wait().unwrap().is_none(), "it ended");
+        thread::sleep(Duration::from_millis(1));
+    }
+    let killed = Command::new("kill").arg(child.id().to_string()).status();
+    assert!(killed.unwrap().success());
+    assert_eq!(child.wait().unwrap().signal(), Some(15));
+    let names: Vec<_> = fs::read_dir(&folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name())
+        .collect();
+    assert_eq!(names, ["out"], "whole, and nothing beside it");
+}

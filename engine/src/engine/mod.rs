@@ -170,7 +170,8 @@ impl Engine {
     /// picture's tokens. What they cost is added to `times`.
     ///
     /// # Errors
-    /// When the model has no vision input, or the prompt has places for more or fewer pictures.
+    /// When the model has no vision input, the prompt has places for more or fewer pictures, or the pictures do not
+    /// fit the context; all of that is seen before any is read.
     pub fn see(
         &mut self,
         prompt: &[u32],
@@ -183,6 +184,12 @@ impl Engine {
                 _ => Err(Error::Request("the model has no vision input".into())),
             };
         };
+        self.text
+            .check_places(prompt, vision.config(), images.len())?;
+        let sizes = images.iter().map(RgbImage::size);
+        let text = prompt.len() - images.len();
+        VisionSide::count_tokens(vision.processor(), sizes, text, self.runner.context())?;
+        vision.warn_of_many(images.len());
         let pad = vision.config().image_token;
         let mut features = Vec::new();
         for image in images {

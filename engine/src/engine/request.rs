@@ -53,6 +53,13 @@ impl Cancel {
     }
 }
 
+impl From<Arc<AtomicBool>> for Cancel {
+    /// A switch that others hold too, such as the handler of a signal; true ends the request.
+    fn from(switch: Arc<AtomicBool>) -> Self {
+        Self(switch)
+    }
+}
+
 /// What happens while a request runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event<'a> {

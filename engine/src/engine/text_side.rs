@@ -3,9 +3,9 @@
 use std::path::Path;
 
 use crate::error::{Error, Result};
-use crate::generate::eos_ids;
-use crate::load::Checkpoint;
+use crate::generate::{check_places, eos_ids};
 use crate::load::gguf::Metadata;
+use crate::load::{Checkpoint, VisionConfig};
 use crate::text::{ChatTemplate, GgufVocabulary, Message, RenderOptions, Tokenizer};
 
 /// What turns words into tokens and back: all of a checkpoint that needs no weights.
@@ -73,6 +73,21 @@ impl TextSide {
         template
             .render(messages, &options, &self.tokenizer)?
             .tokenize(&self.tokenizer)
+    }
+
+    /// Refuses a prompt that has more or fewer places for images than there are images.
+    ///
+    /// # Errors
+    /// With both numbers, and what a place looks like.
+    pub fn check_places(&self, ids: &[u32], vision: &VisionConfig, images: usize) -> Result<()> {
+        check_places(ids, vision.image_token, images).map_err(|error| {
+            let tokens = [vision.start_token, vision.image_token, vision.end_token];
+            let place: String = tokens
+                .iter()
+                .filter_map(|&id| self.tokenizer.token(id))
+                .collect();
+            Error::Request(format!("{error}: each image stands as {place}"))
+        })
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
 use crate::generate::{ImageFeatures, Runner};
-use crate::image::{ImageDigest, ImageProcessor, PixelBudget, RgbImage};
+use crate::image::{ImageDigest, ImageProcessor, ImageSize, PixelBudget, RgbImage};
 use crate::load::{Checkpoint, VisionConfig};
 
 /// What turns pictures into tokens.
@@ -67,6 +67,46 @@ impl VisionSide {
     #[must_use]
     pub fn processor(&self) -> &ImageProcessor {
         &self.processor
+    }
+
+    /// Tokens of images in a prompt with `text` other tokens, which must all fit a context.
+    ///
+    /// # Errors
+    /// [`Error::ImagesExceedContext`].
+    pub fn count_tokens(
+        processor: &ImageProcessor,
+        sizes: impl IntoIterator<Item = ImageSize>,
+        text: usize,
+        limit: usize,
+    ) -> Result<usize> {
+        let (images, tokens) = sizes
+            .into_iter()
+            .map(|size| processor.tokens(size))
+            .fold((0, 0_usize), |(images, all), tokens| {
+                (images + 1, all.saturating_add(tokens))
+            });
+        if images > 0 && tokens.saturating_add(text) >= limit {
+            return Err(Error::ImagesExceedContext {
+                images,
+                tokens,
+                text,
+                limit,
+            });
+        }
+        Ok(tokens)
+    }
+
+    /// Says so where a prompt has more images than the model was trained on.
+    pub fn warn_of_many(&self, images: usize) {
+        if let Some(trained) = self
+            .processor
+            .trained_images()
+            .filter(|&most| images > most)
+        {
+            tracing::warn!(
+                "{images} images in one prompt: the model was trained on at most {trained}, its answer may be nonsense"
+            );
+        }
     }
 
     /// Bounds on the pixels of all pictures from now on.

@@ -308,7 +308,7 @@ mod tests {
         levels
     }
 
-    /// Field case C005.
+    /// However a prompt is cut, each row of a picture is added to its own token.
     #[test]
     fn features_land_on_their_tokens_in_every_chunk() {
         let images = [(10, 64), (76, 6)].map(|(start, tokens)| PromptImage {

@@ -103,13 +103,7 @@ pub fn place_images(
     pad: u32,
     images: &[Arc<ImageFeatures>],
 ) -> Result<(Vec<u32>, Vec<PromptImage>)> {
-    let pads = ids.iter().filter(|&&id| id == pad).count();
-    if pads != images.len() {
-        let count = images.len();
-        return Err(Error::Request(format!(
-            "the prompt has places for {pads} images, got {count}"
-        )));
-    }
+    check_places(ids, pad, images.len())?;
     let mut left = images.iter();
     let mut prompt = Vec::new();
     let mut placed = Vec::new();
@@ -127,6 +121,25 @@ pub fn place_images(
         }
     }
     Ok((prompt, placed))
+}
+
+/// Refuses a prompt that has more or fewer places than there are images.
+pub(crate) fn check_places(ids: &[u32], pad: u32, images: usize) -> Result<()> {
+    let places = ids.iter().filter(|&&id| id == pad).count();
+    if places == images {
+        return Ok(());
+    }
+    let places = match places {
+        0 => "no place for an image".to_owned(),
+        1 => "a place for 1 image".to_owned(),
+        _ => format!("places for {places} images"),
+    };
+    let images = match images {
+        0 => "none".to_owned(),
+        _ => images.to_string(),
+    };
+    let what = format!("the prompt has {places}, got {images}");
+    Err(Error::Request(what))
 }
 
 /// Binds images to the runs of pads of a prompt that has them all already: every run must be as long as its

@@ -12,6 +12,7 @@ mod stop;
 
 pub(crate) use batch::Batch;
 pub use batch::{Logits, Work};
+pub(crate) use images::check_places;
 pub use images::{ImageFeatures, PromptImage, find_images, place_images};
 pub use kv_cache::KvCache;
 pub use runner::{DEFAULT_CONTEXT, Runner, RunnerOptions};

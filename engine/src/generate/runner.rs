@@ -34,6 +34,15 @@ pub struct RunnerOptions {
     pub logits: usize,
 }
 
+impl RunnerOptions {
+    /// Tokens that a sequence of a model may have.
+    #[must_use]
+    pub fn context_of(&self, config: &ModelConfig) -> usize {
+        let limit = config.max_positions.min(DEFAULT_CONTEXT);
+        self.context.unwrap_or(limit)
+    }
+}
+
 impl Default for RunnerOptions {
     fn default() -> Self {
         Self {
@@ -267,8 +276,7 @@ impl Runner {
 
 /// The context that is served: what was asked for, within what the model and the machine can.
 fn context(config: &ModelConfig, options: &RunnerOptions) -> Result<usize> {
-    let limit = config.max_positions.min(DEFAULT_CONTEXT);
-    let context = options.context.unwrap_or(limit);
+    let context = options.context_of(config);
     if context == 0 {
         return Err(Error::Request("a context of 0 tokens holds nothing".into()));
     }

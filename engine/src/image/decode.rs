@@ -1,6 +1,7 @@
 //! Bytes of a file to red, green and blue.
 
-use std::io::Cursor;
+use std::error::Error as _;
+use std::io::{self, Cursor};
 
 use ::image::codecs::bmp::BmpDecoder;
 use ::image::codecs::gif::GifDecoder;
@@ -19,10 +20,7 @@ use super::sniff::ImageFormat;
 
 /// Decodes a whole file, upright and without alpha.
 pub(super) fn decode(bytes: &[u8], limits: &ImageLimits) -> Result<RgbImage, ImageFault> {
-    limits.check_bytes(bytes.len() as u64)?;
-    let format = ImageFormat::of(bytes)?;
-    let size = header::size(format, bytes)?;
-    limits.check_size(size)?;
+    let (format, size) = header(bytes, limits)?;
     let file = Cursor::new(bytes);
     let image = match format {
         ImageFormat::Bmp => upright(BmpDecoder::new(file), size),
@@ -31,9 +29,21 @@ pub(super) fn decode(bytes: &[u8], limits: &ImageLimits) -> Result<RgbImage, Ima
         ImageFormat::Png => upright(PngDecoder::with_limits(file, decoder_limits(size)), size),
         ImageFormat::WebP => upright(WebPDecoder::new(file), size),
     };
-    let image = image.map_err(|error| header::damaged(format, one_line(&error.to_string())))?;
+    let image = image.map_err(|error| fault(format, &error))?;
     let size = ImageSize::new(image.height() as usize, image.width() as usize);
     Ok(RgbImage::from_parts(size, image.into_raw()))
+}
+
+/// The format of a file and the size that its header claims, both within what is decoded.
+pub(super) fn header(
+    bytes: &[u8],
+    limits: &ImageLimits,
+) -> Result<(ImageFormat, ImageSize), ImageFault> {
+    limits.check_bytes(bytes.len() as u64)?;
+    let format = ImageFormat::of(bytes)?;
+    let size = header::size(format, bytes)?;
+    limits.check_size(size)?;
+    Ok((format, size))
 }
 
 /// The decoder's picture, turned as its Exif says, without alpha.
@@ -108,6 +118,25 @@ fn over_white(colour: u8, alpha: u8) -> u8 {
     ((colour * alpha + 255 * (255 - alpha) + 127) / 255) as u8
 }
 
+/// A decoder's error as one of ours, which names the format already.
+fn fault(format: ImageFormat, error: &ImageError) -> ImageFault {
+    let text = match error {
+        ImageError::IoError(io) if io.kind() == io::ErrorKind::UnexpectedEof => {
+            return header::cut(format, CUT);
+        }
+        // Its own words have the format in front.
+        ImageError::Decoding(decoding) => match decoding.source() {
+            Some(source) => source.to_string(),
+            None => decoding.to_string(),
+        },
+        other => other.to_string(),
+    };
+    if text.to_ascii_lowercase().starts_with("unexpected end") {
+        return header::cut(format, CUT);
+    }
+    header::damaged(format, one_line(&text))
+}
+
 /// A decoder's message as one of ours: one line, no full stop.
 fn one_line(message: &str) -> String {
     let words = message
@@ -118,6 +147,9 @@ fn one_line(message: &str) -> String {
 }
 
 type Rgb8 = ::image::RgbImage;
+
+/// What is said of a file that a decoder found too short.
+const CUT: &str = "it ends before its picture";
 
 /// Metadata and working memory of a decoder, whatever the size of the picture.
 const DECODER_BYTES: u64 = 16 << 20;

@@ -42,4 +42,4 @@ pub use patches::Patches;
 pub use processor::{ImageProcessor, PixelBudget};
 pub use rgb::{ImageSize, RgbImage};
 pub use sniff::ImageFormat;
-pub use source::ImageSource;
+pub use source::{ImageSource, UndecodedImage};

@@ -15,6 +15,7 @@ pub struct ImageProcessor {
     shape: PatchShape,
     min_pixels: u64,
     max_pixels: u64,
+    trained_images: Option<usize>,
     /// The value of each sample, for red, green and blue.
     levels: Box<[[f32; 256]; 3]>,
 }
@@ -42,6 +43,7 @@ impl ImageProcessor {
             shape: settings.shape,
             min_pixels: settings.min_pixels,
             max_pixels: settings.max_pixels,
+            trained_images: settings.trained_images,
             levels: Box::new(std::array::from_fn(|channel| {
                 std::array::from_fn(|sample| settings.level(channel, sample))
             })),
@@ -153,6 +155,12 @@ impl ImageProcessor {
         self.shape.frames
     }
 
+    /// The most images of a prompt that the model was trained on, where its files say so.
+    #[must_use]
+    pub fn trained_images(&self) -> Option<usize> {
+        self.trained_images
+    }
+
     /// The bounds on the pixels of a resized image.
     #[must_use]
     pub fn pixel_bounds(&self) -> (u64, u64) {
@@ -207,6 +215,7 @@ pub(super) struct ProcessorSettings {
     pub(super) shape: PatchShape,
     pub(super) min_pixels: u64,
     pub(super) max_pixels: u64,
+    pub(super) trained_images: Option<usize>,
     pub(super) rescale: Option<f64>,
     /// Mean and standard deviation of each channel.
     pub(super) normalize: Option<[[f32; 3]; 2]>,
@@ -237,6 +246,7 @@ impl Default for ProcessorSettings {
             },
             min_pixels: 65_536,
             max_pixels: 16_777_216,
+            trained_images: None,
             rescale: Some(1.0 / 255.0),
             normalize: Some([[0.5; 3]; 2]),
         }

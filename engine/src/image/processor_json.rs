@@ -51,6 +51,7 @@ fn read(keys: &Keys<'_>) -> Result<ProcessorSettings> {
         },
         min_pixels,
         max_pixels,
+        trained_images: keys.size("trained_images", usize::MAX)?,
         rescale: rescale.filter(|_| rescales),
         normalize: normalizes.then_some(normalize),
     })

@@ -1,15 +1,15 @@
 //! Where an image comes from.
 
-use std::fs::File;
-use std::io::Read;
+use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 
 use super::data_url;
-use super::decode::decode;
+use super::decode::{decode, header};
 use super::fault::ImageFault;
 use super::limits::ImageLimits;
-use super::rgb::RgbImage;
+use super::rgb::{ImageSize, RgbImage};
 use crate::error::{Error, Result};
+use crate::files::{self, Unread};
 
 /// Where an image comes from. Nothing is ever fetched over a network.
 #[derive(Clone, PartialEq, Eq)]
@@ -63,7 +63,7 @@ impl ImageSource {
         match self {
             Self::Bytes { name, .. } => name.clone(),
             Self::DataUrl(_) => "data: URL".to_owned(),
-            Self::Path(path) => path.display().to_string(),
+            Self::Path(path) => path.to_string_lossy().into_owned(),
         }
     }
 
@@ -72,18 +72,67 @@ impl ImageSource {
     /// # Errors
     /// [`Error::Image`], whose message counts images from 1.
     pub fn decode(&self, index: usize, limits: &ImageLimits) -> Result<RgbImage> {
-        let image = match self {
-            Self::Bytes { bytes, .. } => decode(bytes, limits),
-            Self::DataUrl(url) => {
-                data_url::decode(url, limits).and_then(|bytes| decode(&bytes, limits))
-            }
-            Self::Path(path) => read(path, limits).and_then(|bytes| decode(&bytes, limits)),
+        self.open(index, limits)?.decode(limits)
+    }
+
+    /// Reads the image and looks at its header alone: its size is known before anything is decoded.
+    ///
+    /// # Errors
+    /// As [`ImageSource::decode`].
+    pub fn open(&self, index: usize, limits: &ImageLimits) -> Result<UndecodedImage<'_>> {
+        let bytes = match self {
+            Self::Bytes { bytes, .. } => Ok(Cow::Borrowed(bytes.as_slice())),
+            Self::DataUrl(url) => data_url::decode(url, limits).map(Cow::Owned),
+            Self::Path(path) => read(path, limits).map(Cow::Owned),
         };
-        image.map_err(|fault| Error::Image {
+        let opened = bytes.and_then(|bytes| {
+            let (_, size) = header(&bytes, limits)?;
+            Ok(UndecodedImage {
+                index,
+                name: self.name(),
+                bytes,
+                size,
+            })
+        });
+        opened.map_err(|fault| Error::Image {
             index,
             name: self.name(),
             fault,
         })
+    }
+}
+
+/// An image that was read and not yet decoded.
+pub struct UndecodedImage<'a> {
+    index: usize,
+    name: String,
+    bytes: Cow<'a, [u8]>,
+    size: ImageSize,
+}
+
+impl UndecodedImage<'_> {
+    /// The size that its header claims; an orientation that turns it is not yet applied.
+    #[must_use]
+    pub fn size(&self) -> ImageSize {
+        self.size
+    }
+
+    /// Decodes it.
+    ///
+    /// # Errors
+    /// As [`ImageSource::decode`].
+    pub fn decode(&self, limits: &ImageLimits) -> Result<RgbImage> {
+        decode(&self.bytes, limits).map_err(|fault| Error::Image {
+            index: self.index,
+            name: self.name.clone(),
+            fault,
+        })
+    }
+}
+
+impl std::fmt::Debug for UndecodedImage<'_> {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "UndecodedImage({})", self.name)
     }
 }
 
@@ -95,19 +144,13 @@ impl std::fmt::Debug for ImageSource {
 
 /// The whole file, unless it is longer than the limit.
 fn read(path: &Path, limits: &ImageLimits) -> Result<Vec<u8>, ImageFault> {
-    let io = |error: std::io::Error| ImageFault::Io(error.to_string());
-    let file = File::open(path).map_err(io)?;
-    let metadata = file.metadata().map_err(io)?;
-    if metadata.is_dir() {
-        return Err(ImageFault::Io("is a folder".to_owned()));
-    }
-    limits.check_bytes(metadata.len())?;
-    let mut bytes = Vec::new();
-    // A pipe has no length, and a file may grow: one byte more than the limit shows it.
-    let mut file = file.take(limits.bytes.saturating_add(1));
-    file.read_to_end(&mut bytes).map_err(io)?;
-    limits.check_bytes(bytes.len() as u64)?;
-    Ok(bytes)
+    files::read(path, limits.bytes).map_err(|unread| match unread {
+        Unread::Io(error) => ImageFault::Io(error.to_string()),
+        Unread::TooLong(bytes) => ImageFault::TooManyBytes {
+            bytes,
+            limit: limits.bytes,
+        },
+    })
 }
 
 /// The scheme of `text` if it is one that a reader might have expected to be followed.

@@ -34,7 +34,7 @@ pub(super) fn read(path: &Path, object: &Map<String, Value>) -> Result<ModelConf
         head_size,
         vocab_size: keys.required_size("vocab_size", MAX_SIZE)?,
         max_positions: rope_json::reach(&rope.scaling, max_positions),
-        rms_norm_eps: keys.required_positive("rms_norm_eps")? as f32,
+        rms_norm_eps: keys.required_epsilon("rms_norm_eps")?,
         rope,
         tied: tied(&keys)?,
         window: windows(&keys, family, layers)?,

@@ -11,6 +11,7 @@ use super::safetensors;
 use super::sniff::{self, INDEX_SUFFIX, has_extension};
 use super::tensor::TensorMap;
 use crate::error::{Error, Result};
+use crate::files::{shown, shown_name};
 
 /// Opens the weights of `folder`, with canonical names.
 ///
@@ -37,6 +38,7 @@ pub(super) fn open(folder: &Path) -> Result<TensorMap> {
             open_shards(&index)
         }
         ([first, second, ..], _) => {
+            let (first, second) = (shown_name(first), shown_name(second));
             let what = format!("both {first} and {second} in it: name one of them");
             Err(Error::file(folder, what))
         }
@@ -56,7 +58,7 @@ pub(super) fn open_file(path: &Path) -> Result<TensorMap> {
         if total != "00001" {
             let what = format!(
                 "one of {total} shards, but there is no {}",
-                file_name(&index)
+                shown_name(&file_name(&index))
             );
             return Err(Error::file(path, what));
         }
@@ -75,6 +77,7 @@ fn open_only(folder: &Path, names: &[String]) -> Result<TensorMap> {
     match (files.next(), files.next()) {
         (Some(only), None) => open_file(&folder.join(only)),
         (Some(first), Some(second)) => {
+            let (first, second) = (shown_name(first), shown_name(second));
             let what = format!("{first} and {second} in it, but no index: name one of them");
             Err(Error::file(folder, what))
         }
@@ -83,7 +86,7 @@ fn open_only(folder: &Path, names: &[String]) -> Result<TensorMap> {
                 .iter()
                 .find(|name| has_extension(name, "bin") || has_extension(name, "pth"));
             let found = other.map_or(String::new(), |name| {
-                format!(" ({name} is of another format)")
+                format!(" ({} is of another format)", shown_name(name))
             });
             Err(Error::file(
                 folder,
@@ -102,7 +105,10 @@ fn open_shards(index: &Path) -> Result<TensorMap> {
         let path = folder.join(shard);
         let source = safetensors::open(&path)?;
         if let Some(absent) = listed.iter().find(|name| !source.contains(name)) {
-            let what = format!("missing, though {} says it is there", file_name(index));
+            let what = format!(
+                "missing, though {} says it is there",
+                shown_name(&file_name(index))
+            );
             return Err(Error::tensor(path, absent, what));
         }
         let unlisted: Vec<_> = source
@@ -110,7 +116,7 @@ fn open_shards(index: &Path) -> Result<TensorMap> {
             .filter(|name| !listed.contains(*name))
             .collect();
         if let Some(first) = unlisted.first() {
-            let (path, count) = (path.display(), unlisted.len());
+            let (path, count) = (shown(path.as_path()), unlisted.len());
             tracing::warn!("{path}: {count} tensors are not in the index, {first} the first");
         }
         let keep = |name: &str| listed.contains(name).then(|| names::canonical(name));
@@ -177,7 +183,7 @@ fn check_files(
         let shown: Vec<_> = missing
             .iter()
             .take(SHOWN)
-            .map(|(shard, _)| shard.as_str())
+            .map(|(shard, _)| shown_name(shard))
             .collect();
         let shown = shown.join(", ");
         let what = format!("{count} of {all} shards are missing with {tensors} tensors: {shown}");
@@ -190,7 +196,10 @@ fn check_files(
     for name in &there {
         if !tensors_of.contains_key(name) && shard_set(name).is_some_and(|set| sets.contains(&set))
         {
-            let what = format!("a shard that {} does not list", file_name(index));
+            let what = format!(
+                "a shard that {} does not list",
+                shown_name(&file_name(index))
+            );
             return Err(Error::file(folder.join(name), what));
         }
     }

@@ -9,13 +9,12 @@ use std::collections::HashSet;
 use std::path::Path;
 use std::sync::Arc;
 
-use cider_kernels::MappedFile;
-
 use self::cursor::Cursor;
 use super::names;
 use super::sniff::refuse_pointer;
 use super::tensor::{Encoding, Entry, RowOrder, TensorMap};
 use crate::error::{Error, Result};
+use crate::files;
 
 pub use metadata::{Metadata, Strings};
 
@@ -39,7 +38,7 @@ impl Gguf {
     /// container that is cut, malformed, or of another version, [`Error::Tensor`] for a tensor whose
     /// entry cannot be true or whose type is not supported.
     pub fn open(path: &Path) -> Result<Self> {
-        let file = Arc::new(MappedFile::open(path)?);
+        let file = Arc::new(files::map(path)?);
         refuse_pointer(path, file.bytes())?;
         let mut cursor = Cursor::new(path, file.bytes());
         check_version(&mut cursor)?;

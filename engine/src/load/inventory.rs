@@ -6,6 +6,7 @@ use super::config::{ModelConfig, VisionConfig};
 use super::names::{EMBEDDING, HEAD};
 use super::tensor::TensorMap;
 use crate::error::{Error, Result};
+use crate::files::shown;
 
 /// Checks that `tensors` has every tensor of the model in its shape, settles what its head is, and
 /// takes out (with one warning) what the model has no place for.
@@ -30,7 +31,7 @@ fn settle_head(config: &mut ModelConfig, tensors: &mut TensorMap) -> Result<()> 
     if tensors.require(EMBEDDING, &shape)?.same_as(&head) {
         tensors.remove(HEAD);
     } else {
-        let path = tensors.path().display();
+        let path = shown(tensors.path());
         tracing::warn!("{path}: {HEAD} differs from {EMBEDDING}, to which it is tied: it is used");
         config.tied = false;
     }
@@ -70,7 +71,7 @@ fn remove_surplus(tensors: &mut TensorMap, expected: &[(String, Vec<usize>)]) {
         .filter(|name| !name.ends_with("rotary_emb.inv_freq"))
         .collect();
     if let Some(first) = odd.first() {
-        let (path, count) = (tensors.path().display(), odd.len());
+        let (path, count) = (shown(tensors.path()), odd.len());
         tracing::warn!("{path}: {count} tensors have no place in the model, {first} the first");
     }
 }

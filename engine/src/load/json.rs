@@ -1,6 +1,5 @@
 //! JSON files beside the weights, read with limits, and their keys with typed errors.
 
-use std::fs;
 use std::io;
 use std::path::Path;
 
@@ -8,6 +7,7 @@ use serde_json::{Map, Value};
 
 use super::sniff::refuse_pointer;
 use crate::error::{Error, Result};
+use crate::files::{self, Unread};
 
 /// Reads a JSON file whose root is an object.
 pub(crate) fn read_object(path: &Path) -> Result<Map<String, Value>> {
@@ -141,6 +141,10 @@ impl<'a> Keys<'a> {
         self.positive(key)?.ok_or_else(|| self.missing(key))
     }
 
+    pub(crate) fn required_epsilon(&self, key: &str) -> Result<f32> {
+        epsilon(self.required_positive(key)?).map_err(|what| self.error(key, what))
+    }
+
     pub(crate) fn flag(&self, key: &str) -> Result<Option<bool>> {
         let Some(value) = self.find(key) else {
             return Ok(None);
@@ -213,19 +217,26 @@ impl<'a> Keys<'a> {
     }
 }
 
+/// What a norm adds to the mean of squares: far below what it is added to.
+pub(super) fn epsilon(number: f64) -> Result<f32, String> {
+    let rounded = number as f32;
+    if rounded.is_normal() && number <= MAX_EPSILON {
+        return Ok(rounded);
+    }
+    let least = f32::MIN_POSITIVE;
+    Err(format!(
+        "expected {least:e} to {MAX_EPSILON}, found {number:e}"
+    ))
+}
+
 fn read_bounded(path: &Path) -> Result<Vec<u8>> {
-    let metadata = fs::metadata(path).map_err(Error::io(path))?;
-    if !metadata.is_file() {
-        return Err(Error::file(path, "not a regular file"));
-    }
-    if metadata.len() > MAX_BYTES {
-        let what = format!(
-            "{} bytes of JSON exceed the limit of {MAX_BYTES}",
-            metadata.len()
-        );
-        return Err(Error::file(path, what));
-    }
-    fs::read(path).map_err(Error::io(path))
+    files::read(path, MAX_BYTES).map_err(|unread| match unread {
+        Unread::Io(error) => Error::io(path)(error),
+        Unread::TooLong(length) => {
+            let what = format!("{length} bytes of JSON exceed the limit of {MAX_BYTES}");
+            Error::file(path, what)
+        }
+    })
 }
 
 fn kind(value: &Value) -> &'static str {
@@ -241,6 +252,9 @@ fn kind(value: &Value) -> &'static str {
 
 /// The largest JSON file that is read: the index of a very large model has a few megabytes.
 const MAX_BYTES: u64 = 64 << 20;
+
+/// The largest epsilon of a norm that is believed: models have 1e-5 or less.
+const MAX_EPSILON: f64 = 0.1;
 
 /// Characters of a wrong value that a message shows.
 const SHOWN: usize = 60;

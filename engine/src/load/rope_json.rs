@@ -179,7 +179,7 @@ mod tests {
 
     use super::*;
 
-    /// Field case C117.
+    /// The factor on attention follows from the stretch, unless the configuration names it.
     #[test]
     fn attention_factors_of_yarn() {
         for (parameters, stretched, expected) in [

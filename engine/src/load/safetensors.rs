@@ -7,15 +7,15 @@ use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
-use cider_kernels::MappedFile;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _, IgnoredAny, MapAccess, Visitor};
 
 use super::sniff::refuse_pointer;
 use super::tensor::{Encoding, Entry, RowOrder, TensorMap};
 use crate::error::{Error, Result};
+use crate::files;
 
-pub use write::{Tensor, write};
+pub use write::{Tensor, check_writable, write};
 
 /// The element types of the format that are known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -109,7 +109,7 @@ impl Dtype {
 /// [`Error::Io`] for a file that cannot be mapped, [`Error::File`] for a container that is cut or
 /// malformed, [`Error::Tensor`] for a tensor whose entry cannot be true.
 pub fn open(path: &Path) -> Result<TensorMap> {
-    let file = MappedFile::open(path)?;
+    let file = files::map(path)?;
     let data = check_length(path, file.bytes())?;
     let header = parse_header(path, &file.bytes()[8..data])?;
     check_cover(path, &header, file.bytes().len() - data)?;

@@ -1,10 +1,11 @@
 //! What a path is, by what it holds.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
+use crate::files::{self, shown_name};
 
 /// What a model path turned out to be.
 #[derive(Debug, PartialEq)]
@@ -63,8 +64,9 @@ fn folder_kind(folder: &Path) -> Result<Kind> {
         [one] => Ok(Kind::Gguf(folder.join(one))),
         [first, ..] => {
             let what = format!(
-                "{} .gguf files in it, {first} the first: name one",
-                gguf.len()
+                "{} .gguf files in it, {} the first: name one",
+                gguf.len(),
+                shown_name(first)
             );
             Err(Error::file(folder, what))
         }
@@ -89,11 +91,8 @@ pub(super) fn has_extension(name: &str, extension: &str) -> bool {
 }
 
 fn first_bytes(path: &Path) -> Result<Vec<u8>> {
-    if !fs::metadata(path).map_err(Error::io(path))?.is_file() {
-        return Err(Error::file(path, "not a regular file"));
-    }
     let mut start = Vec::new();
-    let file = File::open(path).map_err(Error::io(path))?;
+    let file = files::open(path).map_err(Error::io(path))?;
     file.take(64)
         .read_to_end(&mut start)
         .map_err(Error::io(path))?;

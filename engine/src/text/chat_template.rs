@@ -88,7 +88,7 @@ impl ChatTemplate {
         if let Some(path) = chosen {
             fs::metadata(path).map_err(Error::io(path))?;
             let source = tokenizer_files::read_text(path)?.unwrap_or_default();
-            return Self::new(&source, &path.display().to_string()).map(Some);
+            return Self::new(&source, &path.to_string_lossy()).map(Some);
         }
         if let Some(found) = folder.map(Self::find_in_folder).transpose()?.flatten() {
             return Ok(Some(found));
@@ -138,25 +138,24 @@ impl ChatTemplate {
     }
 
     fn compile(source: &str, tool_use: Option<&str>, source_name: &str) -> Result<Self> {
-        let failed = |e: &minijinja::Error| Error::Template {
+        let failed = |what| Error::Template {
             source_name: source_name.to_owned(),
-            what: template_env::describe(e),
+            what,
         };
         let length = source.len().max(tool_use.map_or(0, str::len));
         if length > MAX_LENGTH {
-            return Err(Error::Template {
-                source_name: source_name.to_owned(),
-                what: format!("{length} bytes exceed the limit of {MAX_LENGTH}"),
-            });
+            let what = format!("{length} bytes exceed the limit of {MAX_LENGTH}");
+            return Err(failed(what));
         }
-        let mut environment = template_env::new().map_err(|e| failed(&e))?;
-        for (name, source) in [(DEFAULT, Some(source)), (TOOL_USE, tool_use)] {
-            let Some(source) = source else { continue };
-            let source = template_env::prepare(source);
-            environment
-                .add_template_owned(name, source)
-                .map_err(|e| failed(&e))?;
-        }
+        let compiled = template_env::on_large_stack(|| {
+            let mut environment = template_env::new()?;
+            for (name, source) in [(DEFAULT, Some(source)), (TOOL_USE, tool_use)] {
+                let Some(source) = source else { continue };
+                environment.add_template_owned(name, template_env::prepare(source))?;
+            }
+            Ok(environment)
+        });
+        let environment = compiled.map_err(failed)?;
         let mut template = Self {
             environment,
             has_tool_use: tool_use.is_some(),
@@ -268,11 +267,10 @@ impl ChatTemplate {
     }
 
     fn render_context(&self, name: &str, context: &Map<String, Value>) -> Result<String, String> {
-        let describe = |e: minijinja::Error| template_env::describe(&e);
-        let template = self.environment.get_template(name).map_err(describe)?;
-        template
-            .render(minijinja::Value::from(Serde(context)))
-            .map_err(describe)
+        template_env::on_large_stack(|| {
+            let template = self.environment.get_template(name)?;
+            template.render(minijinja::Value::from(Serde(context)))
+        })
     }
 
     /// Tries the template on a message of two parts: one that prints a list as it is, or fails,

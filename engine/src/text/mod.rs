@@ -12,6 +12,7 @@ mod template_env;
 mod tokenizer;
 mod tokenizer_files;
 mod tokenizer_gguf;
+mod tokenizer_rules;
 
 pub use chat_template::{ChatTemplate, Prompt, RenderOptions};
 pub use message::{Content, Message, Part, Role};

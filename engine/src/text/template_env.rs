@@ -27,6 +27,23 @@ pub(crate) fn new() -> Result<Environment<'static>, Error> {
     Ok(environment)
 }
 
+/// Does the work of the template engine where values that a template nests can be printed, compared and dropped: all of
+/// that recurses once a level, and fuel is what bounds the levels.
+pub(crate) fn on_large_stack<T: Send>(
+    work: impl FnOnce() -> Result<T, Error> + Send,
+) -> Result<T, String> {
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new()
+            .name("chat template".to_owned())
+            .stack_size(STACK_BYTES)
+            .spawn_scoped(scope, || work().map_err(|error| describe(&error)));
+        let thread = thread.map_err(|e| format!("no stack of {STACK_BYTES} bytes: {e}"))?;
+        thread
+            .join()
+            .unwrap_or_else(|_| Err("the template engine failed".to_owned()))
+    })
+}
+
 /// What a template file says, in the form the engine takes: no byte order mark, line feeds
 /// alone, and `generation` blocks, which only mark the assistant's words for training, turned
 /// into blocks that do nothing.
@@ -120,8 +137,13 @@ fn to_json(value: &Value, options: Kwargs) -> Result<String, Error> {
     options.assert_all_used()?;
     let json = serde_json::to_value(value)
         .map_err(|e| Error::new(ErrorKind::BadSerialization, e.to_string()))?;
-    style.write(&json, 0);
+    style.write(&json, 0)?;
     Ok(style.out)
+}
+
+fn too_large() -> Error {
+    let what = format!("tojson: more than {MAX_JSON} bytes, or {MAX_DEPTH} levels");
+    Error::new(ErrorKind::InvalidOperation, what)
 }
 
 /// The options of `json.dumps`, and what was written so far.
@@ -166,7 +188,10 @@ impl Style {
         })
     }
 
-    fn write(&mut self, value: &serde_json::Value, depth: usize) {
+    fn write(&mut self, value: &serde_json::Value, depth: usize) -> Result<(), Error> {
+        if depth > MAX_DEPTH {
+            return Err(too_large());
+        }
         match value {
             serde_json::Value::Null => self.out.push_str("null"),
             serde_json::Value::Bool(b) => self.out.push_str(if *b { "true" } else { "false" }),
@@ -175,10 +200,10 @@ impl Style {
             serde_json::Value::Array(items) => {
                 self.out.push('[');
                 for (index, item) in items.iter().enumerate() {
-                    self.before_item(index, depth + 1);
-                    self.write(item, depth + 1);
+                    self.before_item(index, depth + 1)?;
+                    self.write(item, depth + 1)?;
                 }
-                self.after_items(items.len(), depth);
+                self.after_items(items.len(), depth)?;
                 self.out.push(']');
             }
             serde_json::Value::Object(entries) => {
@@ -188,35 +213,41 @@ impl Style {
                 }
                 self.out.push('{');
                 for (index, (key, item)) in entries.iter().enumerate() {
-                    self.before_item(index, depth + 1);
+                    self.before_item(index, depth + 1)?;
                     self.string(key);
                     self.out.push_str(&self.key.clone());
-                    self.write(item, depth + 1);
+                    self.write(item, depth + 1)?;
                 }
-                self.after_items(entries.len(), depth);
+                self.after_items(entries.len(), depth)?;
                 self.out.push('}');
             }
         }
+        Ok(())
     }
 
-    fn before_item(&mut self, index: usize, depth: usize) {
+    fn before_item(&mut self, index: usize, depth: usize) -> Result<(), Error> {
         if index > 0 {
             self.out.push_str(&self.item.clone());
         }
-        self.line(depth);
+        self.line(depth)
     }
 
-    fn after_items(&mut self, count: usize, depth: usize) {
-        if count > 0 {
-            self.line(depth);
+    fn after_items(&mut self, count: usize, depth: usize) -> Result<(), Error> {
+        if count > 0 { self.line(depth) } else { Ok(()) }
+    }
+
+    /// Begins a line where items have their own; the place where the length is looked at, once an item.
+    fn line(&mut self, depth: usize) -> Result<(), Error> {
+        let indent = self.indent.as_deref().unwrap_or_default();
+        if self.out.len() + indent.len() * depth > MAX_JSON {
+            return Err(too_large());
         }
-    }
-
-    fn line(&mut self, depth: usize) {
-        if let Some(indent) = &self.indent {
+        if self.indent.is_some() {
+            let indent = indent.repeat(depth);
             self.out.push('\n');
-            self.out.push_str(&indent.repeat(depth));
+            self.out.push_str(&indent);
         }
+        Ok(())
     }
 
     fn string(&mut self, text: &str) {
@@ -273,8 +304,16 @@ fn python_float(value: f64) -> String {
     }
 }
 
-/// Steps of the template engine. A chat of a thousand messages takes some hundred thousand.
-const FUEL: u64 = 10_000_000;
+/// What a template may do: a step takes 1, and so do 64 bytes of what it writes. A chat of a thousand messages takes some
+/// hundred thousand; memory stays below 64 MB, and levels of nested values below some half a million.
+const FUEL: u64 = 1_000_000;
+/// What half a million levels take, at up to 640 bytes a level, measured on the deepest recursion (comparing, printing).
+/// Only what is used is ever in memory.
+const STACK_BYTES: usize = 512 << 20;
+/// Bytes of one JSON document.
+const MAX_JSON: usize = 16 << 20;
+/// Levels of one JSON document.
+const MAX_DEPTH: usize = 500;
 const MAX_INDENT: usize = 32;
 /// Marks the words of a template's own refusal.
 const RAISED: &str = "\u{1}";

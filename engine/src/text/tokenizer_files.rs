@@ -1,7 +1,6 @@
 //! The tokenizer files of a checkpoint folder.
 
 use std::fmt;
-use std::fs;
 use std::io;
 use std::path::Path;
 
@@ -9,12 +8,13 @@ use serde::Deserialize;
 use serde::de::{DeserializeOwned, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
 use serde_json::Value;
 use tokenizers::models::bpe::{BPE, Vocab};
-use tokenizers::{DecoderWrapper, NormalizerWrapper, PreTokenizerWrapper};
 
 use super::added_tokens::AddedToken;
 use super::pre_tokenizers::{self, Family};
 use super::tokenizer::Parts;
 use super::tokenizer_gguf::{build_bpe, split_merge};
+use super::tokenizer_rules;
+use crate::files::{self, Unread, shown};
 use crate::{Error, Result};
 
 /// Reads what [`super::Tokenizer::from_folder`] documents.
@@ -48,10 +48,10 @@ pub(crate) fn read(folder: &Path) -> Result<Parts> {
 struct TokenizerJson {
     #[serde(default)]
     added_tokens: Vec<AddedToken>,
-    normalizer: Option<NormalizerWrapper>,
-    pre_tokenizer: Option<PreTokenizerWrapper>,
+    normalizer: Option<Value>,
+    pre_tokenizer: Option<Value>,
     post_processor: Option<Value>,
-    decoder: Option<DecoderWrapper>,
+    decoder: Option<Value>,
     model: ModelEntry,
 }
 
@@ -88,9 +88,11 @@ fn from_json(file: TokenizerJson, path: &Path) -> Result<Parts> {
     let bos = leading_token(file.post_processor.as_ref());
     Ok(Parts {
         model: model(file.model).map_err(|e| bad(path, e))?,
-        normalizer: file.normalizer,
-        pre_tokenizer: file.pre_tokenizer,
-        decoder: file.decoder,
+        normalizer: tokenizer_rules::read("normalizer", file.normalizer)
+            .map_err(|e| bad(path, e))?,
+        pre_tokenizer: tokenizer_rules::read("pre_tokenizer", file.pre_tokenizer)
+            .map_err(|e| bad(path, e))?,
+        decoder: tokenizer_rules::read("decoder", file.decoder).map_err(|e| bad(path, e))?,
         added: file.added_tokens,
         add_bos: bos.is_some(),
         named: bos
@@ -164,7 +166,7 @@ fn from_vocabulary_files(folder: &Path, config: &Value) -> Result<Parts> {
     let (Some(VocabEntry(ids)), Some(lines)) = (read_json(&vocab)?, read_text(&merges)?) else {
         return Err(Error::Tokenizer(format!(
             "{}: no tokenizer found, one of these is needed: tokenizer.json; vocab.json with merges.txt",
-            folder.display()
+            shown(folder)
         )));
     };
     let family = family(folder, config)?;
@@ -273,20 +275,16 @@ fn token_text(config: &Value, name: &str) -> Option<String> {
 
 /// `None` if there is no such file. What is no file, or larger than any of its kind, is not read.
 pub(super) fn read_text(path: &Path) -> Result<Option<String>> {
-    if let Ok(metadata) = fs::metadata(path) {
-        if !metadata.is_file() {
-            return Err(bad(path, "not a regular file"));
+    match files::read(path, MAX_BYTES) {
+        Ok(bytes) => String::from_utf8(bytes)
+            .map(Some)
+            .map_err(|_| bad(path, "not UTF-8")),
+        Err(Unread::Io(e)) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(Unread::Io(e)) => Err(Error::io(path)(e)),
+        Err(Unread::TooLong(length)) => {
+            let what = format!("{length} bytes exceed the limit of {MAX_BYTES}");
+            Err(bad(path, what))
         }
-        if metadata.len() > MAX_BYTES {
-            let what = format!("{} bytes exceed the limit of {MAX_BYTES}", metadata.len());
-            return Err(bad(path, &what));
-        }
-    }
-    match fs::read_to_string(path) {
-        Ok(text) => Ok(Some(text)),
-        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(e) if e.kind() == io::ErrorKind::InvalidData => Err(bad(path, "not UTF-8")),
-        Err(e) => Err(Error::io(path)(e)),
     }
 }
 
@@ -303,7 +301,7 @@ pub(crate) fn read_json<T: DeserializeOwned>(path: &Path) -> Result<Option<T>> {
 fn bad(path: &Path, what: impl fmt::Display) -> Error {
     let what = what.to_string();
     let what = what.strip_prefix("tokenizer: ").unwrap_or(&what);
-    Error::Tokenizer(format!("{}: {what}", path.display()))
+    Error::Tokenizer(format!("{}: {what}", shown(path)))
 }
 
 /// A map from token to id.

@@ -40,7 +40,7 @@ fn fixtures() -> Vec<Fixture> {
 }
 
 /// Every stored array of logits, on every instruction set: the same positions, and logits within a ten
-/// thousandth of the largest. Field case C084 is among them: qwen2-bias has inputs that no group divides. The fixtures keep activations away from rounding borders, so quantised schemes
+/// thousandth of the largest. One of them, qwen2-bias, has inputs that no group divides. The fixtures keep activations away from rounding borders, so quantised schemes
 /// find the same integers as the reference.
 #[test]
 fn f32_activations_give_the_logits_of_the_reference() {
@@ -90,7 +90,7 @@ fn bf16_activations_stay_within_their_rounding() {
     }
 }
 
-/// Field case C119: a window counts only where the configuration switches it on, in the layers it names.
+/// A window counts only where the configuration switches it on, in the layers it names.
 #[test]
 fn windows_act_where_the_configuration_says() {
     let source = testdata("qwen2-window");
@@ -109,7 +109,7 @@ fn windows_act_where_the_configuration_says() {
     }
 }
 
-/// Field case C119: in a model of one layer with a window of 8, token 39 sees nothing of token 0; chunks and
+/// In a model of one layer with a window of 8, token 39 sees nothing of token 0; chunks and
 /// generation make no difference to that.
 #[test]
 fn a_window_hides_what_lies_before_it() {
@@ -148,7 +148,7 @@ fn a_window_hides_what_lies_before_it() {
     }
 }
 
-/// Field case C117: the scaling of rope is not passed over, and its kind has two spellings.
+/// The scaling of rope is not passed over, and its kind has two spellings.
 #[test]
 fn rope_scaling_acts_under_either_spelling() {
     for (name, key) in [

@@ -1,5 +1,5 @@
-//! Whole models: every fixture of `testdata` against stored logits, every promise of independence, and the
-//! field cases that need a model that runs. Everything runs on each instruction set of the machine.
+//! Whole models: every fixture of `testdata` against stored logits, every promise of independence, and
+//! whatever needs a model that runs. Everything runs on each instruction set of the machine.
 #![cfg(test)]
 #![forbid(unsafe_code)]
 

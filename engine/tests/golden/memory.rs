@@ -1,4 +1,4 @@
-//! How much memory loading takes: field case C143.
+//! How much memory loading takes.
 
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};

@@ -37,7 +37,7 @@ fn scale(tensors: &mut [Tensor], name: &str, factor: f32) {
     assert!(found > 0, "{name}");
 }
 
-/// Field case C103: a residual stream and products far beyond 65,504 stay finite, and wherever one token leads
+/// A residual stream and products far beyond 65,504 stay finite, and wherever one token leads
 /// clearly everybody means that one.
 #[test]
 fn large_activations_stay_finite() {
@@ -77,7 +77,7 @@ fn large_activations_stay_finite() {
     }
 }
 
-/// Field case C103: a sequence that overflows has logits that are no numbers, and is told so; one in the same
+/// A sequence that overflows has logits that are no numbers, and is told so; one in the same
 /// steps has the bits it has alone.
 #[test]
 fn what_overflows_harms_nobody_else() {
@@ -204,7 +204,7 @@ fn wide(inner: usize) -> Folder {
     folder
 }
 
-/// Field case C096: sums that could leave 32 bits are refused while loading, by tensor and numbers; the
+/// Sums that could leave 32 bits are refused while loading, by tensor and numbers; the
 /// longest that cannot, groups and floats run.
 #[test]
 fn sums_that_could_overflow_are_refused() {
@@ -244,7 +244,7 @@ fn groups_that_are_not_served_are_refused() {
     assert_refused(loaded, &["layers.0", "48", "256"]);
 }
 
-/// Field case C095: activations of a millionth keep their precision, for scales are f32.
+/// Activations of a millionth keep their precision, for scales are f32.
 #[test]
 fn tiny_activations_keep_their_precision() {
     let folder = Folder::f_tiny(|tensors| {

@@ -61,7 +61,7 @@ fn selecting(engine: &Engine, select: &str) -> Vec<u32> {
     engine.chat_prompt(&[message], &options).unwrap()
 }
 
-/// Field case C081: F-CHAIN, whose head is zero in most rows, says the same in every scheme, with either type
+/// F-CHAIN, whose head is zero in most rows, says the same in every scheme, with either type
 /// of activations and on every instruction set: what the reference implementation says.
 #[test]
 fn scripts_are_the_same_in_every_scheme() {
@@ -101,7 +101,7 @@ fn scripts_are_the_same_in_every_scheme() {
     }
 }
 
-/// Field case C028: no piece has half a character, and none is replaced. A byte that no character has is.
+/// No piece has half a character, and none is replaced. A byte that no character has is.
 #[test]
 fn pieces_are_whole_characters() {
     let folder = Folder::f_chain(&read_json(&testdata("f-chain/scripts.json")));
@@ -120,7 +120,7 @@ fn pieces_are_whole_characters() {
     assert_eq!(pieces, ["😀", "\u{fffd}"]);
 }
 
-/// Field case C030: a stop text that lies across tokens ends the text before its first character, and nothing
+/// A stop text that lies across tokens ends the text before its first character, and nothing
 /// of it is sent.
 #[test]
 fn stops_across_tokens_leave_nothing_behind() {
@@ -198,7 +198,7 @@ fn limits_count_every_token() {
     );
 }
 
-/// Field case C062: every end token that any file names ends a text, and its mark is not in it.
+/// Every end token that any file names ends a text, and its mark is not in it.
 #[test]
 fn every_end_token_ends_a_text() {
     let piece = |select: &str, first: &str, end: &str| json!({"select": select, "pieces": [first, end], "then": "end"});
@@ -247,7 +247,7 @@ fn every_end_token_ends_a_text() {
     }
 }
 
-/// Field case C061: rows of the head that no token has are never chosen, though they win.
+/// Rows of the head that no token has are never chosen, though they win.
 #[test]
 fn ids_without_a_token_are_never_chosen() {
     let folder = Folder::f_tiny(|tensors| {
@@ -289,7 +289,7 @@ fn ids_without_a_token_are_never_chosen() {
     }
 }
 
-/// Field case C114: a chat begins as its template says, with one token of beginning or with none.
+/// A chat begins as its template says, with one token of beginning or with none.
 #[test]
 fn chats_begin_once() {
     let folder = Folder::new();
@@ -391,7 +391,7 @@ fn a_warm_cache_gives_the_bits_of_a_cold_one() {
     }
 }
 
-/// Field case C103: logits that are not finite end the request with an error that names the position, and
+/// Logits that are not finite end the request with an error that names the position, and
 /// the next request is as if nothing had been.
 #[test]
 fn a_request_that_overflows_ends_and_the_next_is_well() {

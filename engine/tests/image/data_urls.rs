@@ -39,9 +39,9 @@ fn every_spelling_gives_the_same_picture() {
     }
 }
 
-/// C075: what is no base64, no image or no data.
+/// What is no base64, no image or no data.
 #[test]
-fn c075_broken_urls_are_refused() {
+fn broken_urls_are_refused() {
     let cases = [
         (
             "data:image/png;base64,@@@@",

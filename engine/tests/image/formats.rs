@@ -89,9 +89,9 @@ fn pictures_of_the_vision_models_are_those_of_pillow() {
     }
 }
 
-/// C073: one red square in every format; of a GIF the first of three frames.
+/// One red square in every format; of a GIF the first of three frames.
 #[test]
-fn c073_every_format_is_red() {
+fn every_format_is_red() {
     let mut count = 0;
     for name in expected()["decoded"].as_object().unwrap().keys() {
         if !name.starts_with("red-") && name != "frames.gif" && name != "animated.webp" {
@@ -109,9 +109,9 @@ fn c073_every_format_is_red() {
     assert_eq!(count, 9);
 }
 
-/// C076: the left half red, the right half blue, upright in eight ways.
+/// The left half red, the right half blue, upright in eight ways.
 #[test]
-fn c076_exif_orientation_is_applied() {
+fn exif_orientation_is_applied() {
     let (wide, tall) = (ImageSize::new(32, 64), ImageSize::new(64, 32));
     // Which corner pixel is red, the other one being blue.
     let cases = [

@@ -1,5 +1,5 @@
 //! Images: every format and kind against Pillow and the reference processor, and every way a file can
-//! be hostile or broken. Cases carry their number in the list of field cases.
+//! be hostile or broken.
 #![cfg(test)]
 #![forbid(unsafe_code)]
 

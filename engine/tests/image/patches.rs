@@ -58,9 +58,9 @@ fn pixel_values_of_the_tiny_models() {
     }
 }
 
-/// C014: mean and deviation of the file.
+/// Mean and deviation of the file.
 #[test]
-fn c014_values_are_normalised_as_the_file_says() {
+fn values_are_normalised_as_the_file_says() {
     let plain = ImageProcessor::default();
     let means = r#"{"image_mean": [0.1, 0.2, 0.3], "image_std": [0.5, 0.25, 1.0]}"#;
     let folder = Folder::with("c014", &[("preprocessor_config.json", means)]);
@@ -83,9 +83,9 @@ fn c014_values_are_normalised_as_the_file_says() {
     }
 }
 
-/// C077: alpha over white, for every colour and alpha, as the reference has it.
+/// Alpha over white, for every colour and alpha, as the reference has it.
 #[test]
-fn c077_alpha_is_composed_over_white() {
+fn alpha_is_composed_over_white() {
     let processor = ImageProcessor::default();
     for (rgba, rgb) in [
         ([0, 0, 0, 0], [255, 255, 255]),
@@ -104,9 +104,9 @@ fn c077_alpha_is_composed_over_white() {
     assert_eq!(sha256(&grey), expected()["alpha"]);
 }
 
-/// C146: one small picture takes milliseconds.
+/// One small picture takes milliseconds.
 #[test]
-fn c146_a_picture_is_quick() {
+fn a_picture_is_quick() {
     let processor = ImageProcessor::default();
     let image = noise(ImageSize::new(375, 512));
     assert_eq!(processor.tokens(image.size()), 192);

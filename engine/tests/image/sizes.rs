@@ -12,9 +12,9 @@ fn budget(min_pixels: u64, max_pixels: u64) -> ImageProcessor {
     ImageProcessor::default().with_budget(budget).unwrap()
 }
 
-/// C003: halves round to even, then the bounds.
+/// Halves round to even, then the bounds.
 #[test]
-fn c003_sides_are_those_of_the_reference() {
+fn sides_are_those_of_the_reference() {
     let cases = [
         ((30, 305), (96, 832), 78),
         ((1, 1), (256, 256), 64),
@@ -39,9 +39,9 @@ fn c003_sides_are_those_of_the_reference() {
     }
 }
 
-/// C010: icons grow to the least number of pixels.
+/// Icons grow to the least number of pixels.
 #[test]
-fn c010_icons_grow() {
+fn icons_grow() {
     let processor = ImageProcessor::default();
     for (height, width, tokens) in [(1, 1, 64), (2, 2, 64), (31, 31, 64), (16, 200, 87)] {
         assert_eq!(processor.tokens(ImageSize::new(height, width)), tokens);
@@ -50,9 +50,9 @@ fn c010_icons_grow() {
     assert_eq!(thin, ImageSize::new(96, 928));
 }
 
-/// C011: no side is rounded away.
+/// No side is rounded away.
 #[test]
-fn c011_sides_are_at_least_one_factor() {
+fn sides_are_at_least_one_factor() {
     let processor = budget(4 * 1024, 20 * 1024);
     let thin = processor.resized(ImageSize::new(31, 639));
     assert_eq!(thin, ImageSize::new(32, 640));
@@ -66,9 +66,9 @@ fn c011_sides_are_at_least_one_factor() {
     }
 }
 
-/// C015: a request beats `size`, which beats `min_pixels` and `max_pixels`.
+/// A request beats `size`, which beats `min_pixels` and `max_pixels`.
 #[test]
-fn c015_bounds_have_one_order() {
+fn bounds_have_one_order() {
     let screen = ImageSize::new(1080, 1920);
     let request = PixelBudget {
         max_pixels: Some(200_000),
@@ -109,9 +109,9 @@ fn c015_bounds_have_one_order() {
     assert_eq!(budget(1, 200_000).pixel_bounds(), (1, 200_000));
 }
 
-/// C017: bounds in tokens.
+/// Bounds in tokens.
 #[test]
-fn c017_tokens_become_pixels() {
+fn tokens_become_pixels() {
     let processor = ImageProcessor::default();
     let size = ImageSize::new(512, 512);
     assert_eq!(processor.tokens(size), 256);

@@ -1,4 +1,4 @@
-//! `config.json` key by key: C117 (rope), C119 (windows), C123 (what may be absent).
+//! `config.json` key by key: rope, windows, and what may be absent.
 
 use cider::load::{Checkpoint, Encoding, ModelConfig};
 use cider_kernels::RopeScaling;
@@ -34,7 +34,7 @@ fn every_key_is_read() {
     assert!(read.tied && read.qk_norm && !read.biases.qkv);
 }
 
-/// C123: whichever key is gone, the model starts or the error names the key.
+/// Whichever key is gone, the model starts or the error names the key.
 #[test]
 fn each_key_may_be_missing_or_is_named() {
     let optional = [
@@ -71,7 +71,7 @@ fn each_key_may_be_missing_or_is_named() {
     }
 }
 
-/// C123: whatever stands in a key, nothing panics, and what is refused is named.
+/// Whatever stands in a key, nothing panics, and what is refused is named.
 #[test]
 fn each_key_may_hold_nonsense() {
     let keys: Vec<_> = Tiny::qwen3()
@@ -151,6 +151,21 @@ fn keys_are_checked_together() {
         ("rope_theta", json!(1.0), ["rope_theta", "above 1, found 1"]),
         ("rms_norm_eps", json!(0), ["rms_norm_eps", "above 0"]),
         (
+            "rms_norm_eps",
+            json!(1e300),
+            ["rms_norm_eps", "found 1e300"],
+        ),
+        (
+            "rms_norm_eps",
+            json!(1e-300),
+            ["rms_norm_eps", "found 1e-300"],
+        ),
+        (
+            "rms_norm_eps",
+            json!(5),
+            ["rms_norm_eps", "to 0.1, found 5e0"],
+        ),
+        (
             "quantization_config",
             json!({"quant_method": "gptq"}),
             ["quantization_config", "gptq"],
@@ -200,7 +215,7 @@ fn a_damaged_configuration_is_refused() {
     }
 }
 
-/// C117.
+/// `rope_scaling` beside `rope_theta`, and `rope_parameters`, mean the same.
 #[test]
 fn rope_in_both_spellings() {
     let llama3 = json!({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
@@ -237,7 +252,7 @@ fn rope_in_both_spellings() {
     }
 }
 
-/// C117.
+/// Each kind of scaling is read with its own keys.
 #[test]
 fn every_kind_of_rope() {
     let scaling = |value: Value| {
@@ -284,7 +299,7 @@ fn every_kind_of_rope() {
     assert_eq!(scaling(said).rope.scaling, expected(0.1 * 2f64.ln() + 1.0));
 }
 
-/// C117: from the file to the frequencies.
+/// From the file to the frequencies.
 #[test]
 fn frequencies_of_llama3() {
     let mut tiny = Tiny::qwen3();
@@ -325,7 +340,7 @@ fn frequencies_of_llama3() {
     }
 }
 
-/// C117.
+/// Scaling is never passed over: what is not known is an error that names the key.
 #[test]
 fn a_rope_that_is_not_understood_is_refused() {
     for (scaling, parts) in [
@@ -377,7 +392,7 @@ fn a_rope_that_is_not_understood_is_refused() {
     }
 }
 
-/// C119.
+/// A window in the file counts only where the flag of the family switches it on.
 #[test]
 fn a_window_counts_when_its_family_says_so() {
     let windows = |tiny: &Tiny| config(tiny).window;
@@ -410,7 +425,7 @@ fn a_window_counts_when_its_family_says_so() {
     assert_eq!(windows(&tiny), [None, None]);
 }
 
-/// C119.
+/// Two families have no flag.
 #[test]
 fn mistral_always_has_its_window_and_llama_never() {
     let mut tiny = Tiny::llama();

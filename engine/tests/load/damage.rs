@@ -1,4 +1,4 @@
-//! C109: safetensors files whose header cannot be true.
+//! Safetensors files whose header cannot be true.
 
 use std::fs;
 

@@ -1,5 +1,5 @@
-//! Which models are known (C120), what their weights may be stored as (C123), where the tie of the
-//! head is said (C102), and that nothing but files is needed (C122).
+//! Which models are known, what their weights may be stored as, where the tie of the head is said, and
+//! that nothing but files is needed.
 
 use std::fs;
 use std::path::Path;
@@ -12,7 +12,7 @@ use crate::support::{Folder, GgufFile, Made, Tiny, assert_refused};
 
 const KNOWN: &str = "known are llama, mistral, qwen2, qwen3";
 
-/// C120.
+/// The error names what was found and what is known.
 #[test]
 fn an_unknown_architecture_lists_the_known_ones() {
     let open = |architectures: Value, model_type: Value| {
@@ -55,7 +55,7 @@ fn an_unknown_architecture_lists_the_known_ones() {
     );
 }
 
-/// C120.
+/// The same of a GGUF file.
 #[test]
 fn a_gguf_file_of_an_unknown_architecture_lists_the_known_ones() {
     let tiny = Tiny::qwen3();
@@ -123,7 +123,7 @@ fn families_differ_in_biases_and_norms() {
     );
 }
 
-/// C123: each tensor is read by its own type, whatever the configuration calls it.
+/// Each tensor is read by its own type, whatever the configuration calls it.
 #[test]
 fn weights_may_be_of_every_float_type() {
     let types = [Dtype::Bf16, Dtype::F16, Dtype::F32];
@@ -149,7 +149,7 @@ fn weights_may_be_of_every_float_type() {
     }
 }
 
-/// C102.
+/// The outer level of the configuration counts where the inner one is silent.
 #[test]
 fn the_head_is_the_embedding_where_either_level_says_so() {
     let head = "lm_head.weight";
@@ -214,7 +214,7 @@ fn a_gguf_file_without_a_head_is_tied() {
     );
 }
 
-/// C122: the readers know files only.
+/// The readers know files only.
 #[test]
 fn loading_has_no_code_for_networks() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/load");
@@ -243,7 +243,7 @@ fn loading_has_no_code_for_networks() {
     assert!(read > 10, "{read} files");
 }
 
-/// C122: nothing but the configuration and the weights has to be there.
+/// Nothing but the configuration and the weights has to be there.
 #[test]
 fn optional_files_may_be_absent() {
     let folder = Folder::new();

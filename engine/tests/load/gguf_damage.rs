@@ -1,4 +1,4 @@
-//! C110: GGUF files that are cut, hostile or of another kind. Each error comes at once and without
+//! GGUF files that are cut, hostile or of another kind. Each error comes at once and without
 //! memory for what the file claims.
 
 use std::fs;

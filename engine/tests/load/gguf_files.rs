@@ -1,4 +1,4 @@
-//! GGUF files as they should be: metadata, names, row order, and every type of weight (C121).
+//! GGUF files as they should be: metadata, names, row order, and every type of weight.
 
 use cider::load::gguf::{Gguf, Metadata};
 use cider::load::{Architecture, Checkpoint, Encoding, SourceKind};
@@ -190,7 +190,7 @@ fn version_two_is_read() {
     Checkpoint::open(&folder.write("v2.gguf", bytes)).unwrap();
 }
 
-/// C117: the factors of `rope_freqs.weight`, and the scaling keys.
+/// The factors of `rope_freqs.weight`, and the scaling keys.
 #[test]
 fn rope_is_read_from_metadata() {
     let tiny = Tiny::llama();
@@ -323,7 +323,7 @@ fn the_files_own_sampling_defaults_are_read() {
     assert_eq!(checkpoint.config.architecture, Architecture::Qwen3);
 }
 
-/// C121: each tensor by its own type.
+/// Each tensor by its own type.
 #[test]
 fn a_file_may_mix_all_types() {
     let folder = Folder::new();
@@ -366,7 +366,7 @@ fn a_file_may_mix_all_types() {
     }
 }
 
-/// C121: types that are not read are named.
+/// Types that are not read are named.
 #[test]
 fn other_types_are_refused_by_name() {
     let folder = Folder::new();

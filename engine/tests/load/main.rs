@@ -1,5 +1,4 @@
-//! Reading checkpoints: good ones, and every way of being bad that was met in the field. Cases carry
-//! their number in the list of field cases.
+//! Reading checkpoints: good ones, and every way of being bad that was met in the field.
 #![expect(
     clippy::float_cmp,
     reason = "what is read must be what was stored, to the bit"

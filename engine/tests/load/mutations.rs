@@ -1,5 +1,5 @@
 //! Files that nobody would write: whatever their bytes, they are opened and read or refused, never a
-//! panic. C110 asks for a thousand flipped bytes.
+//! panic. A thousand bytes are flipped.
 
 use std::fs;
 

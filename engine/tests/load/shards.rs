@@ -1,4 +1,4 @@
-//! C108: a checkpoint of several files, whole and not.
+//! A checkpoint of several files, whole and not.
 
 use std::fs;
 

@@ -1,4 +1,4 @@
-//! Field cases of pictures on their way into a prompt: pixels, sizes, positions, features.
+//! Pictures on their way into a prompt: pixels, sizes, positions, features.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -24,7 +24,7 @@ fn features(grid: [usize; 3]) -> Arc<ImageFeatures> {
     Arc::new(tiny().runner().encode(&patches).unwrap())
 }
 
-/// Field case C002, and prompts with any mix of text and images.
+/// Positions of prompts with any mix of text and images.
 #[test]
 fn positions_are_those_of_the_tables() {
     let tables = Arrays::read(&repository("testdata/vl/tables/tables.safetensors"));
@@ -50,7 +50,7 @@ fn positions_are_those_of_the_tables() {
     }
 }
 
-/// Field case C002, by its numbers.
+/// A picture of 256 tokens moves the positions behind it on by 16, its longer side in tokens.
 #[test]
 fn a_square_picture_moves_positions_by_its_side() {
     let mut engine = tiny_with_family_sizes();
@@ -68,7 +68,7 @@ fn a_square_picture_moves_positions_by_its_side() {
     assert_eq!(sequence.position(261), [21; 3]);
 }
 
-/// Field case C004.
+/// Logits are the same for chunks that begin or end inside a picture.
 #[test]
 fn the_size_of_chunks_changes_nothing() {
     let text = "0123456789<|vision_start|><|image_pad|><|vision_end|>9876543210";
@@ -88,7 +88,7 @@ fn the_size_of_chunks_changes_nothing() {
     }
 }
 
-/// Field case C014.
+/// Mean and deviation come from the files, not from the family.
 #[test]
 fn pixels_are_normalised_as_the_files_say() {
     let [usual, other] = ["tiny", "late"].map(|name| ImageProcessor::open(&fixture(name)).unwrap());
@@ -120,7 +120,7 @@ fn processor(keys: &serde_json::Value) -> cider::Result<ImageProcessor> {
     ImageProcessor::open(folder.path())
 }
 
-/// Field case C015.
+/// However often the files state a bound, one order says which counts.
 #[test]
 fn one_bound_on_pixels_wins() {
     let picture = ImageSize::new(1080, 1920);
@@ -143,7 +143,7 @@ fn one_bound_on_pixels_wins() {
     assert_refused(sides, &["preprocessor_config.json", "size"]);
 }
 
-/// Field case C017.
+/// A bound of 1,024 tokens enlarges a picture that would have 256.
 #[test]
 fn bounds_can_be_given_in_tokens() {
     let usual = processor(&json!({})).unwrap();
@@ -164,7 +164,7 @@ fn bounds_can_be_given_in_tokens() {
     assert_refused(usual.with_budget(budget), &["100000", "99999"]);
 }
 
-/// Field case C024.
+/// Pictures side by side keep their own tokens; runs that do not match are refused with both counts.
 #[test]
 fn grids_decide_which_tokens_are_whose() {
     let images = [features([1, 16, 16]), features([1, 30, 40])];
@@ -193,7 +193,7 @@ fn grids_decide_which_tokens_are_whose() {
     assert_refused(place_images(&[start, pad], pad, &images), &["1", "2"]);
 }
 
-/// Field case C023: a row of the tower's residual stream is far beyond what f16 holds.
+/// A row of the tower's residual stream is far beyond what f16 holds.
 #[test]
 fn activations_beyond_half_precision_stay_finite() {
     let folder = Folder::of("tiny");
@@ -211,7 +211,7 @@ fn activations_beyond_half_precision_stay_finite() {
     assert_close(&bf16, &f32, 0.05, "bf16 against f32");
 }
 
-/// Field case C146, with room for a debug build on a busy machine.
+/// Preprocessing takes milliseconds, with room for a debug build on a busy machine.
 #[test]
 fn a_small_picture_is_cut_quickly() {
     let processor = processor(&json!({})).unwrap();

@@ -1,5 +1,5 @@
 //! Models that see: the fixtures of `testdata/vl` against the reference, the promises of independence with images in
-//! prompts, the field cases about images, and the model that ships.
+//! prompts, images in all turns, and the model that ships.
 #![cfg(test)]
 #![forbid(unsafe_code)]
 

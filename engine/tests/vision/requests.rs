@@ -1,6 +1,6 @@
-//! Field cases of requests with pictures, one after the other on one engine.
+//! Requests with pictures, one after the other on one engine.
 
-use cider::text::{Message, Role};
+use cider::text::{Message, RenderOptions, Role};
 use cider::{DType, Engine, Error, ImageTimes, Scheme};
 
 use crate::support::{
@@ -15,7 +15,7 @@ fn answer(engine: &mut Engine, seen: &Seen, tokens: usize) -> (Vec<u32>, Vec<f32
     (generation.tokens, logits)
 }
 
-/// Field case C007: nothing of a request is left for the next.
+/// Nothing of a request is left for the next.
 #[test]
 fn requests_leave_nothing_behind() {
     let ask = |engine: &mut Engine, which: char| {
@@ -42,7 +42,7 @@ fn requests_leave_nothing_behind() {
     }
 }
 
-/// Field case C009: the same words about another picture share no more than what stands before it.
+/// The same words about another picture share no more than what stands before it.
 #[test]
 fn a_picture_is_part_of_what_prompts_share() {
     let mut engine = tiny_with_family_sizes();
@@ -95,7 +95,7 @@ fn bounds_on_pixels_are_part_of_what_is_remembered() {
     assert!(times.encode.is_zero(), "encoded again: {times:?}");
 }
 
-/// Field cases C016 and C018: a run of image tokens is never cut.
+/// A run of image tokens is never cut.
 #[test]
 fn pictures_beyond_the_context_are_refused() {
     let with_context = |context: usize| {
@@ -111,7 +111,26 @@ fn pictures_beyond_the_context_are_refused() {
     let messages = [user(&[None, None, Some("compare")])];
     let pictures = [RED, BLUE].map(|color| solid(768, 768, color));
     let mut engine = with_context(1024);
-    let seen = Seen::chat(&mut engine, &messages, &pictures);
+    // Before the tower runs: nothing was spent.
+    let prompt = engine
+        .chat_prompt(&messages, &RenderOptions::default())
+        .unwrap();
+    let mut times = ImageTimes::default();
+    match engine.see(&prompt, &pictures, &mut times) {
+        Err(Error::ImagesExceedContext {
+            images,
+            tokens,
+            text,
+            limit,
+        }) => {
+            assert_eq!((images, tokens, limit), (2, 2 * 576, 1024));
+            assert_eq!(text, prompt.len() - 2);
+        }
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(times, ImageTimes::default());
+    // A request that was prepared elsewhere is refused too.
+    let seen = Seen::chat(&mut with_context(2048), &messages, &pictures);
     assert_eq!(seen.images[1].features.tokens(), 576);
     match engine.generate(&seen.request(4), &mut |_| {}) {
         Err(Error::ContextExceeded { prompt, limit }) => {
@@ -128,7 +147,7 @@ fn pictures_beyond_the_context_are_refused() {
     assert!(engine.generate(&seen.request(4), &mut |_| {}).is_ok());
 }
 
-/// Field case C019: pictures are bound to their places over all turns.
+/// Pictures are bound to their places over all turns.
 #[test]
 fn pictures_of_all_turns_find_their_places() {
     let mut engine = tiny_with_family_sizes();
@@ -172,7 +191,7 @@ fn pictures_of_all_turns_find_their_places() {
     answer(&mut engine, &seen, 2);
 }
 
-/// Field case C020: the order of the parts is the order of the tokens.
+/// The order of the parts is the order of the tokens.
 #[test]
 fn parts_keep_their_order() {
     let mut engine = tiny_with_family_sizes();
@@ -197,7 +216,7 @@ fn parts_keep_their_order() {
     assert_ne!(before.ids, behind.ids);
 }
 
-/// Field case C023: a NaN from the tower ends the request, and only that one.
+/// A NaN from the tower ends the request, and only that one.
 #[test]
 fn logits_that_are_not_finite_end_the_request() {
     let folder = Folder::of("tiny");

@@ -38,7 +38,7 @@ fn text(ids: &[u32]) -> Seen {
     }
 }
 
-/// Field case C001 (a).
+/// Tokens with the same ones before them have the same logits, whatever follows.
 #[test]
 fn a_token_does_not_see_those_behind_it() {
     let mut engine = tiny();
@@ -48,7 +48,7 @@ fn a_token_does_not_see_those_behind_it() {
     assert_ne!(a[border..], b[border..]);
 }
 
-/// Field case C001 (b).
+/// Without pictures the three axes of positions are one.
 #[test]
 fn text_alone_gives_what_the_text_model_gives() {
     let folder = decoder();
@@ -61,7 +61,7 @@ fn text_alone_gives_what_the_text_model_gives() {
     assert_close(&found, &expected, 1e-5, "text");
 }
 
-/// Field case C026.
+/// A picture sent to a model without vision is an error, not ignored.
 #[test]
 fn a_text_model_refuses_pictures() {
     let folder = decoder();
@@ -77,7 +77,7 @@ fn a_text_model_refuses_pictures() {
     assert_eq!((seen.0, seen.1.len()), (ids, 0));
 }
 
-/// Field case C026: a checkpoint whose tower was left out.
+/// A checkpoint whose tower was left out.
 #[test]
 fn a_missing_tower_is_named() {
     let folder = Folder::of("tiny");

@@ -180,7 +180,7 @@ mod tests {
         topology
     }
 
-    /// Field case C141.
+    /// The quota of a control group, of either version, bounds the threads.
     #[test]
     fn a_quota_caps_the_threads() {
         let max = ("sys/fs/cgroup/a/b/cpu.max", "400000 100000\n");

@@ -49,7 +49,7 @@ pub(crate) fn cases() -> Vec<Case> {
                 Scores::Poisoned,
             ];
             specs.extend(scores.map(|scores| base.scores(scores).last(3, 150)));
-            // C125.
+            // Lengths around 32 and 1024 keys, one of which stands out.
             let marker = base.scores(Scores::Marker).heads_of(4, 128);
             specs.extend([31, 32, 33, 1023, 1025].map(|length| marker.last(1, length)));
         }
@@ -101,9 +101,9 @@ struct Spec {
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Scores {
     Normal,
-    /// C124: every key the same.
+    /// Every key the same.
     Equal,
-    /// C124: scores of this magnitude and both signs.
+    /// Scores of this magnitude and both signs.
     Large(f32),
     /// The last key alone has a large score, and its value alone is one.
     Marker,

@@ -234,7 +234,7 @@ impl Spec {
 }
 
 impl Spec {
-    /// C084: against the floats before anything was quantised, in the bound that half a step of each gives.
+    /// Against the floats before anything was quantised, in the bound that half a step of each gives.
     fn check_steps(self, out: &Output, rows: &[Row], quantised: &[Vec<f64>]) -> Result<(), String> {
         let activations = self.activations();
         let bias = if self.m % 2 == 1 {

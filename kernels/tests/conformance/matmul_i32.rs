@@ -68,7 +68,7 @@ impl Prepared for MatmulI32 {
     }
 }
 
-/// C091 and C096: sums that saturate 16 bits, and the longest that fit 32.
+/// Sums that saturate 16 bits, and the longest that fit 32.
 pub(crate) fn cases() -> Vec<Case> {
     let mut products = Vec::new();
     for (w, m, n, k, expected) in [

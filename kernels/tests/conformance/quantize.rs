@@ -138,11 +138,11 @@ fn check_row(x: &[f32], scales: &Output, q: &Output, row: usize) -> Result<(), S
     }
 }
 
-/// C094: a batch of 2 x 3 tokens of 8; one scale per token, and token (1, 2) alone is large.
+/// A batch of 2 x 3 tokens of 8; one scale per token, and token (1, 2) alone is large.
 fn one_large_row() -> Case {
     let mut x = vec![1.0; 48];
     x[40..].fill(100.0);
-    let case = of_values("C094 2 x 3 x 8", DType::F32, (6, 8), x);
+    let case = of_values("2 x 3 x 8, one row large", DType::F32, (6, 8), x);
     case.twin(|outputs| {
         for row in 0..6 {
             let expected = if row == 5 {
@@ -161,7 +161,7 @@ fn one_large_row() -> Case {
     })
 }
 
-/// C095: rows whose scale would vanish in half precision keep a hundredth of precision.
+/// Rows whose scale would vanish in half precision keep a hundredth of precision.
 fn small_rows() -> Case {
     let magnitudes = [1e-6, 1e-30, 1e30];
     let mut rng = Rng::new(95);
@@ -173,7 +173,7 @@ fn small_rows() -> Case {
         .enumerate()
         .map(|(i, x)| x * magnitudes[i / 32])
         .collect();
-    of_values("C095 rows of 1e-6, 1e-30, 1e30", DType::F32, (3, 32), x)
+    of_values("rows of 1e-6, 1e-30, 1e30", DType::F32, (3, 32), x)
 }
 
 fn ties() -> Case {

@@ -15,7 +15,7 @@ use super::tensors::{self, Array};
 use crate::args::LogitsArgs;
 use crate::failure::Usage;
 use crate::model;
-use crate::pictures::Pictures;
+use crate::pictures::{Pictures, Room};
 use crate::progress::Progress;
 
 /// Runs the command.
@@ -25,22 +25,20 @@ pub(super) fn run(args: &LogitsArgs) -> Result<()> {
         let what = "--image has no place among --tokens: it goes with --prompt or --chat";
         return Err(Usage(what.to_owned()).into());
     }
+    tensors::check_target(&args.output)?;
     let checkpoint = Checkpoint::open(&args.model)?;
     if model::asks_for_vision(&args.images, &args.options) {
         model::check_vision(&checkpoint)?;
     }
-    let pictures = Pictures::read(&args.images.files)?;
-    let ids = ids(args, &checkpoint, pictures.images().len())?;
+    let ids = ids(args, &checkpoint)?;
     ensure!(!ids.is_empty(), "there are no tokens");
-    let processed = match pictures.images() {
-        [] => Processed::default(),
-        images => {
-            let processor = preprocess::processor(&checkpoint.path, &args.images.bounds)?;
-            Processed::new(&processor, images)
-        }
-    };
+    let processed = process(args, &checkpoint)?;
     // Each pad grows to as many tokens as its picture has; that there is one for each, is seen when they are placed.
-    let total = (ids.len() + processed.tokens).saturating_sub(pictures.images().len());
+    let total = (ids.len() + processed.tokens).saturating_sub(processed.patches.len());
+    if let Some(limit) = args.ctx.filter(|&limit| limit < total) {
+        let prompt = total;
+        return Err(cider::Error::ContextExceeded { prompt, limit }.into());
+    }
     let prompt = args.decode_from.unwrap_or(total);
     ensure!(
         prompt <= total,
@@ -48,7 +46,7 @@ pub(super) fn run(args: &LogitsArgs) -> Result<()> {
     );
     let chunk = args.chunk.min(total);
     let mut others = match &args.batch_with {
-        Some(path) => others::read(path, chunk)?,
+        Some(path) => others::read(path, chunk, checkpoint.config.vocab_size)?,
         None => Vec::new(),
     };
     let options = options(args, total, chunk, &others);
@@ -64,17 +62,35 @@ pub(super) fn run(args: &LogitsArgs) -> Result<()> {
 }
 
 /// The tokens to look at, with one pad for each picture.
-fn ids(args: &LogitsArgs, checkpoint: &Checkpoint, images: usize) -> Result<Vec<u32>> {
+fn ids(args: &LogitsArgs, checkpoint: &Checkpoint) -> Result<Vec<u32>> {
+    let images = args.images.files.len();
     let input = &args.input;
     if let Some(tokens) = &input.tokens {
         return Ok(tokens.clone());
     }
     let text = TextSide::open(checkpoint, args.chat_template.as_deref())?;
-    match (&input.prompt, &input.chat) {
-        (_, Some(message)) => chat_tokens(&text, message, images),
-        (Some(prompt), None) => Ok(text.tokenizer.encode_prompt(prompt)?),
-        (None, None) => Ok(Vec::new()),
+    let ids = match (&input.prompt, &input.chat) {
+        (_, Some(message)) => chat_tokens(&text, message, images)?,
+        (Some(prompt), None) => text.tokenizer.encode_prompt(prompt)?,
+        (None, None) => Vec::new(),
+    };
+    if let Some(vision) = &checkpoint.config.vision {
+        text.check_places(&ids, vision, images)?;
     }
+    Ok(ids)
+}
+
+/// The pictures, resized and cut.
+fn process(args: &LogitsArgs, checkpoint: &Checkpoint) -> Result<Processed> {
+    if args.images.files.is_empty() {
+        return Ok(Processed::default());
+    }
+    let room = Room {
+        processor: preprocess::processor(&checkpoint.path, &args.images.bounds)?,
+        context: args.ctx,
+    };
+    let pictures = Pictures::read(&args.images.files, &room)?;
+    Ok(Processed::new(&room.processor, pictures.images()))
 }
 
 /// Runs the vision tower and puts the pictures at their places.

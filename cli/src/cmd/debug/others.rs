@@ -1,9 +1,9 @@
 //! The sequences of `--batch-with`: they keep the sequence that is looked at company in every step.
 
-use std::fs;
 use std::path::Path;
 
 use anyhow::{Context as _, Result, bail, ensure};
+use cider::files::{self, shown};
 use cider::generate::{Logits, Runner, Sequence, Work};
 
 /// A sequence that runs beside another one, again and again. Its first half is its prompt.
@@ -61,10 +61,11 @@ impl Other {
     }
 }
 
-/// Reads the file: a JSON list of lists, or a line of ids with commas for each sequence.
-pub(super) fn read(path: &Path, chunk: usize) -> Result<Vec<Other>> {
-    let name = path.display();
-    let text = fs::read_to_string(path).with_context(|| name.to_string())?;
+/// Reads the file, whose ids must be of the vocabulary: a JSON list of lists, or a line of ids with commas for each sequence.
+pub(super) fn read(path: &Path, chunk: usize, vocabulary: usize) -> Result<Vec<Other>> {
+    let name = shown(path);
+    let bytes = files::read(path, MAX_BYTES).with_context(|| name.to_string())?;
+    let text = String::from_utf8(bytes).with_context(|| name.to_string())?;
     let lists = if text.trim_start().starts_with('[') {
         serde_json::from_str(&text).with_context(|| name.to_string())?
     } else {
@@ -83,6 +84,12 @@ pub(super) fn read(path: &Path, chunk: usize) -> Result<Vec<Other>> {
             "{name}: sequence {} has no tokens",
             index + 1
         );
+        if let Some((place, id)) = (1..).zip(ids).find(|(_, id)| **id as usize >= vocabulary) {
+            bail!(
+                "{name}: sequence {}: id {id} in place {place} is outside the vocabulary of {vocabulary}",
+                index + 1
+            );
+        }
         others.push(Other {
             sequence: Sequence::with_prompt(ids, ids.len().div_ceil(2), ids.len()),
             rows: ids.len().min(chunk),
@@ -109,6 +116,9 @@ fn parse_lines(text: &str) -> Result<Vec<Vec<u32>>> {
     }
     Ok(lists)
 }
+
+/// The largest file that is read: ids of far more tokens than fit any context.
+const MAX_BYTES: u64 = 64 << 20;
 
 /// Sequences at most: their rows must fit one step.
 const MOST: usize = 64;

@@ -3,20 +3,29 @@
 use std::path::Path;
 
 use anyhow::Result;
-use cider::image::{ImageProcessor, ImageSize, Patches, PixelBudget, RgbImage};
+use cider::files::shown_name;
+use cider::image::{ImageProcessor, ImageSize, Patches, RgbImage};
+use cider::load::Checkpoint;
 use cider::load::safetensors::Dtype;
 
 use super::tensors::{self, Array};
 use crate::args::{ImageBounds, PreprocessArgs};
 use crate::bundled;
 use crate::console;
-use crate::pictures::Pictures;
+use crate::model;
+use crate::pictures::{Pictures, Room};
 
 /// Runs the command.
 pub(super) fn run(args: &PreprocessArgs) -> Result<()> {
-    let model = args.model.clone().map_or_else(bundled::find, Ok)?;
-    let processor = processor(&model, &args.bounds)?;
-    let pictures = Pictures::read(&args.files)?;
+    tensors::check_target(&args.output)?;
+    let folder = args.model.clone().map_or_else(bundled::find, Ok)?;
+    let processor = processor(&folder, &args.bounds)?;
+    let room = Room {
+        processor,
+        context: None,
+    };
+    let pictures = Pictures::read(&args.files, &room)?;
+    let processor = room.processor;
     let processed = Processed::new(&processor, pictures.images());
     let sizes = pictures.images().iter().map(RgbImage::size);
     let resized = sizes.clone().map(|size| processor.resized(size));
@@ -31,9 +40,9 @@ pub(super) fn run(args: &PreprocessArgs) -> Result<()> {
         let ([_, rows, columns], resized) = (processor.grid_thw(size), processor.resized(size));
         // The data of a URL would bury the figures.
         let name = if file.starts_with("data:") {
-            "data: URL"
+            "data: URL".to_owned()
         } else {
-            file
+            shown_name(file)
         };
         console::line(&format!(
             "{name}: {}x{}, resized to {}x{}, {columns}x{rows} patches, {} tokens",
@@ -48,11 +57,17 @@ pub(super) fn run(args: &PreprocessArgs) -> Result<()> {
 }
 
 /// The processor of a model's folder, within the bounds that were asked for.
-pub(super) fn processor(model: &Path, bounds: &ImageBounds) -> Result<ImageProcessor> {
-    let processor = ImageProcessor::open(model)?;
-    let (least, most) = (bounds.min_image_tokens, bounds.max_image_tokens);
-    let budget = PixelBudget::from_tokens(&processor, least, most)?;
-    Ok(processor.with_budget(budget)?)
+pub(super) fn processor(folder: &Path, bounds: &ImageBounds) -> Result<ImageProcessor> {
+    match ImageProcessor::open(folder) {
+        Ok(processor) => model::bounded(&processor, bounds),
+        Err(error) => {
+            // A model for text alone has no such settings: that says more than which file is missing.
+            if let Ok(checkpoint) = Checkpoint::open(folder) {
+                model::check_vision(&checkpoint)?;
+            }
+            Err(error.into())
+        }
+    }
 }
 
 /// Pictures that are resized and cut.

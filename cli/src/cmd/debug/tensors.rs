@@ -2,8 +2,10 @@
 
 use std::path::Path;
 
-use anyhow::Result;
-use cider::load::safetensors::{Dtype, Tensor, write};
+use anyhow::{Context as _, Result};
+use cider::load::safetensors::{Dtype, Tensor, check_writable, write};
+
+use crate::interrupt;
 
 /// A named array.
 pub(super) struct Array {
@@ -30,6 +32,11 @@ impl Array {
     }
 }
 
+/// Refuses a file that could not be written, before anything is computed for it.
+pub(super) fn check_target(path: &Path) -> Result<()> {
+    Ok(check_writable(path)?)
+}
+
 /// Writes the file, whole or not at all.
 pub(super) fn save(path: &Path, arrays: &[Array]) -> Result<()> {
     let tensors: Vec<Tensor<'_>> = arrays
@@ -41,5 +48,5 @@ pub(super) fn save(path: &Path, arrays: &[Array]) -> Result<()> {
             bytes: &array.bytes,
         })
         .collect();
-    Ok(write(path, &tensors, &[])?)
+    Ok(interrupt::whole(|| write(path, &tensors, &[])).context("signals")??)
 }

@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use anyhow::Result;
+use cider::files::shown;
 use cider::generate::KvCache;
 use cider::load::{Checkpoint, ModelConfig, SourceKind};
 use cider::text::ChatTemplate;
@@ -76,7 +77,7 @@ impl ModelInfo {
         let checkpoint = Checkpoint::open(path)?;
         let config = &checkpoint.config;
         Ok(Self {
-            path: path.display().to_string(),
+            path: shown(path).to_string(),
             source: source_name(checkpoint.source),
             architecture: config.architecture.name(),
             layers: config.layers,

@@ -4,6 +4,7 @@ use cider_kernels::{RopeConfig, RopeScaling};
 
 use super::super::config::{Architecture, Biases, MAX_LAYERS, MAX_SIZE, ModelConfig};
 use super::super::generation::GenerationConfig;
+use super::super::json;
 use super::super::names::{EMBEDDING, HEAD};
 use super::super::rope_json;
 use super::super::tensor::{RowOrder, TensorMap};
@@ -42,7 +43,7 @@ pub(in crate::load) fn model_config(gguf: &mut Gguf) -> Result<ModelConfig> {
         head_size,
         vocab_size: vocab_size(&gguf.tensors)?,
         max_positions: rope_json::reach(&rope.scaling, max_positions),
-        rms_norm_eps: keys.required_positive("attention.layer_norm_rms_epsilon")? as f32,
+        rms_norm_eps: keys.required_epsilon("attention.layer_norm_rms_epsilon")?,
         rope,
         tied: !gguf.tensors.contains(HEAD),
         window: vec![window(&keys, architecture)?; layers],
@@ -313,6 +314,10 @@ impl ArchitectureKeys<'_> {
 
     fn required_positive(&self, part: &str) -> Result<f64> {
         self.positive(part)?.ok_or_else(|| self.missing(part))
+    }
+
+    fn required_epsilon(&self, part: &str) -> Result<f32> {
+        json::epsilon(self.required_positive(part)?).map_err(|what| self.error(part, what))
     }
 
     fn within(&self, key: &str, low: f64, high: f64) -> Result<Option<f32>> {

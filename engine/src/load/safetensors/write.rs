@@ -9,6 +9,7 @@ use serde_json::{Map, Value, json};
 
 use super::Dtype;
 use crate::error::{Error, Result};
+use crate::files;
 
 /// A tensor to write.
 #[derive(Clone, Copy, Debug)]
@@ -31,9 +32,7 @@ pub struct Tensor<'a> {
 /// [`Error::Tensor`] for a tensor whose bytes do not fit its shape or whose name stands twice,
 /// [`Error::Io`] when writing fails; a file that was at `path` is then still there.
 pub fn write(path: &Path, tensors: &[Tensor<'_>], metadata: &[(&str, &str)]) -> Result<()> {
-    if fs::metadata(path).is_ok_and(|there| !there.is_file()) {
-        return Err(Error::file(path, "is there and is not a regular file"));
-    }
+    files::check_target(path).map_err(Error::io(path))?;
     let header = header(path, tensors, metadata)?;
     let temporary = temporary_name(path)?;
     let written = write_temporary(&temporary, &header, tensors).and_then(|()| {
@@ -48,6 +47,20 @@ pub fn write(path: &Path, tensors: &[Tensor<'_>], metadata: &[(&str, &str)]) -> 
             source,
         }
     })
+}
+
+/// Refuses a path to which [`write`] could not write, as far as that can be seen now: a file is begun beside it, and
+/// taken away.
+///
+/// # Errors
+///
+/// [`Error::Io`] when there is something else than a regular file, or nothing can be written.
+pub fn check_writable(path: &Path) -> Result<()> {
+    files::check_target(path).map_err(Error::io(path))?;
+    let temporary = temporary_name(path)?;
+    begin(&temporary)
+        .and_then(|_| fs::remove_file(&temporary))
+        .map_err(Error::io(path))
 }
 
 fn header(path: &Path, tensors: &[Tensor<'_>], metadata: &[(&str, &str)]) -> Result<Vec<u8>> {
@@ -102,13 +115,16 @@ fn temporary_name(path: &Path) -> Result<PathBuf> {
     Ok(path.with_file_name(name))
 }
 
-fn write_temporary(temporary: &Path, header: &[u8], tensors: &[Tensor<'_>]) -> io::Result<()> {
-    let file = OpenOptions::new()
+fn begin(temporary: &Path) -> io::Result<File> {
+    OpenOptions::new()
         .write(true)
         .create(true)
         .truncate(true)
-        .open(temporary)?;
-    let mut writer = BufWriter::new(file);
+        .open(temporary)
+}
+
+fn write_temporary(temporary: &Path, header: &[u8], tensors: &[Tensor<'_>]) -> io::Result<()> {
+    let mut writer = BufWriter::new(begin(temporary)?);
     writer.write_all(&(header.len() as u64).to_le_bytes())?;
     writer.write_all(header)?;
     for tensor in tensors {

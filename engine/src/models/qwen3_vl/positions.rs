@@ -76,7 +76,7 @@ mod tests {
         assert_eq!(places(2, 4, 2), expected);
     }
 
-    /// Field case C013.
+    /// The corners of the table of positions lie on the corners of the picture, whatever its shape.
     #[test]
     fn corners_are_aligned() {
         let value = |entry: usize| (entry / 48 * 1000 + entry % 48) as f32;
@@ -96,7 +96,7 @@ mod tests {
         }
     }
 
-    /// Field case C013, against the reference's weights, to the bit.
+    /// The weights of the four nearest entries equal the reference's, to the bit.
     #[test]
     fn weights_are_those_of_the_reference() {
         let path = concat!(

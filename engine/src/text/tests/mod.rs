@@ -3,6 +3,7 @@
 
 mod chats;
 mod forgery;
+mod hostile;
 mod places;
 mod tokenizers;
 

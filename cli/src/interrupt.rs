@@ -1,0 +1,56 @@
+//! Ctrl-C and other signals, where they do not simply end the program.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use cider::Cancel;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::{flag, low_level};
+
+/// Ctrl-C in a chat: it ends the answer that runs; where none does, and the second time, it ends the program.
+pub(crate) struct Interrupt {
+    /// Whether the next one ends the program.
+    ends: Arc<AtomicBool>,
+}
+
+impl Interrupt {
+    /// Listens from now on.
+    pub(crate) fn listen() -> io::Result<Self> {
+        let ends = Arc::new(AtomicBool::new(true));
+        // In this order: the one that finds no answer ends the program, the other marks the answer as ended.
+        flag::register_conditional_shutdown(SIGINT, INTERRUPTED, Arc::clone(&ends))?;
+        flag::register(SIGINT, Arc::clone(&ends))?;
+        Ok(Self { ends })
+    }
+
+    /// An answer begins: the switch that ends it.
+    pub(crate) fn answer(&self) -> Cancel {
+        self.ends.store(false, Ordering::SeqCst);
+        Cancel::from(Arc::clone(&self.ends))
+    }
+
+    /// No answer runs any more.
+    pub(crate) fn rest(&self) {
+        self.ends.store(true, Ordering::SeqCst);
+    }
+}
+
+/// Does work that a signal must not cut; one that comes meanwhile has its usual effect behind it.
+pub(crate) fn whole<T>(work: impl FnOnce() -> T) -> io::Result<T> {
+    let done = Arc::new(AtomicBool::new(false));
+    let came = Arc::new(AtomicUsize::new(0));
+    for signal in [SIGINT, SIGTERM] {
+        flag::register_conditional_default(signal, Arc::clone(&done))?;
+        flag::register_usize(signal, Arc::clone(&came), signal as usize)?;
+    }
+    let result = work();
+    done.store(true, Ordering::SeqCst);
+    if let Ok(signal @ 1..) = i32::try_from(came.load(Ordering::SeqCst)) {
+        low_level::emulate_default_handler(signal)?;
+    }
+    Ok(result)
+}
+
+/// The exit code of a program that was interrupted, as shells give it.
+const INTERRUPTED: i32 = 130;
