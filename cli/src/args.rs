@@ -22,6 +22,9 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
+    /// Measures this machine's work against its own ceilings, and against other programs
+    #[command(subcommand)]
+    Bench(BenchCommand),
     /// Tokens and logits, for comparison with other programs
     #[command(subcommand)]
     Debug(DebugCommand),
@@ -201,6 +204,57 @@ pub(crate) struct InfoArgs {
 }
 
 #[derive(Debug, Subcommand)]
+pub(crate) enum BenchCommand {
+    Linear(LinearBench),
+}
+
+/// Linear layers: milliseconds, operations per second, shares of the machine's peak and of the roofline
+///
+/// Every answer is checked before anything is timed; a wrong one ends the program. Shares are of what loops of the
+/// machine's own instructions reach in the same run, on the same threads. The roofline is what the bytes need to be
+/// read or the operations to be done, whichever takes longer; where memory is the limit, the weights are rotated through
+/// copies that no cache holds.
+#[derive(Debug, Args)]
+pub(crate) struct LinearBench {
+    /// Numbers of rows, with commas between [default: 1,8,32,64,128,512,1024,4096,8192]
+    #[arg(long, value_name = "M", value_delimiter = ',', value_parser = positive)]
+    pub(crate) m: Vec<usize>,
+    /// Shapes of weights, output rows x input columns, with commas between [default: 10240x2560, 2560x10240, 3584x3584,
+    /// 18944x3584, 3584x18944, 2560x2560]
+    #[arg(long, value_name = "NxK", value_delimiter = ',', value_parser = shape)]
+    pub(crate) shape: Vec<[usize; 2]>,
+    /// What is measured, with commas between [default: all]
+    #[arg(long, value_name = "S", value_delimiter = ',', value_parser = PossibleValuesParser::new(LINEAR_SCHEMES))]
+    pub(crate) scheme: Vec<String>,
+    #[command(flatten)]
+    pub(crate) options: BenchOptions,
+}
+
+/// What all measurements share.
+#[derive(Debug, Args)]
+pub(crate) struct BenchOptions {
+    /// Threads [default: physical cores, or fewer where a quota says so]
+    #[arg(long, value_name = "N", value_parser = threads)]
+    pub(crate) threads: Option<usize>,
+    /// Rounds; in each, everybody runs once [default: 7, or 2 with --quick]
+    #[arg(long, value_name = "N", value_parser = positive)]
+    pub(crate) rounds: Option<usize>,
+    /// Another program to measure in the same rounds: a command that answers requests as bench/README.md says; may be
+    /// given several times
+    #[arg(long, value_name = "CMD")]
+    pub(crate) peer: Vec<String>,
+    /// Small shapes and few rounds: to see that everything works, not how fast it is
+    #[arg(long)]
+    pub(crate) quick: bool,
+    /// The JSON record to write; it appears whole or not at all
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
+    /// The plot to write
+    #[arg(long, value_name = "FILE")]
+    pub(crate) svg: Option<PathBuf>,
+}
+
+#[derive(Debug, Subcommand)]
 pub(crate) enum DebugCommand {
     Logits(Box<LogitsArgs>),
     Preprocess(PreprocessArgs),
@@ -315,6 +369,13 @@ fn positive(text: &str) -> Result<usize, String> {
     }
 }
 
+fn shape(text: &str) -> Result<[usize; 2], String> {
+    let sizes = text
+        .split_once('x')
+        .and_then(|(n, k)| Some([positive(n).ok()?, positive(k).ok()?]));
+    sizes.ok_or_else(|| "expected two sizes as in 10240x2560".to_owned())
+}
+
 fn threads(text: &str) -> Result<usize, String> {
     let expected = format!("expected a number from 1 to {MAX_THREADS}");
     let number = positive(text).map_err(|_| expected.clone())?;
@@ -350,6 +411,18 @@ fn device(name: &str) -> Result<String, String> {
         _ => Err("a device is auto or cpu".to_owned()),
     }
 }
+
+/// The kinds of linear layers that are measured.
+pub(crate) const LINEAR_SCHEMES: [&str; 8] = [
+    "w8a8",
+    "w8a8-g128",
+    "w4a8",
+    "w4a8-channel",
+    "w8a16",
+    "w4a16",
+    "bf16",
+    "f32",
+];
 
 /// More threads than any machine has cores.
 const MAX_THREADS: usize = 1024;

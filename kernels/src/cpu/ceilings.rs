@@ -169,19 +169,22 @@ unsafe fn portable_f32(rounds: u64, left: u32, right: u32) {
 /// Bytes per second that all threads read together.
 fn read_rate(backend: &CpuBackend, rounds: usize) -> Result<f64> {
     let pool = &backend.pool;
-    let unit = UNIT * pool.threads();
-    let bytes = (BEYOND * Caches::detect().last + 1).next_multiple_of(unit * 4);
+    let unit = size_of::<f32>() * UNIT * pool.threads() * PARTS;
+    let bytes = (BEYOND * Caches::detect().last + 1).next_multiple_of(unit);
     let mut buffer = Buffer::host(bytes)?;
     // Pages that were never written are all the same one, which a cache does hold.
     buffer.as_mut_slice::<f32>().fill(1.0);
     let floats = buffer.as_slice::<f32>();
-    let part = floats.len() / pool.threads();
-    let read = |thread: usize| {
-        let floats = &floats[thread * part..][..part];
-        black_box(backend.level.run(Read { floats }));
-    };
-    let time = best_of(rounds, || together(pool, &read));
-    Ok(bytes as f64 / time.as_secs_f64())
+    let each = floats.len() / pool.threads() / PARTS;
+    let mut parts = floats.chunks_exact(each * pool.threads()).cycle();
+    let time = best_of(rounds, || {
+        let part = parts.next().unwrap_or_default();
+        together(pool, &|thread| {
+            let floats = &part[thread * each..][..each];
+            black_box(backend.level.run(Read { floats }));
+        })
+    });
+    Ok((bytes / PARTS) as f64 / time.as_secs_f64())
 }
 
 /// Reads floats, whose number is a multiple of [`UNIT`].
@@ -241,12 +244,14 @@ fn together(pool: &Pool, body: &(dyn Fn(usize) + Sync)) -> Duration {
         .map_or(Duration::ZERO, |(last, first)| last - first)
 }
 
-/// The shortest of at least `rounds` runs; as long as one is shorter than those before by a noticeable part, as
-/// many follow again.
-fn best_of(rounds: usize, run: impl Fn() -> Duration) -> Duration {
+/// The shortest of at least `rounds` runs, over some time: runs are short, so that some fall between what other
+/// programs do. As long as one is shorter than those before by a noticeable part, as many follow again.
+fn best_of(rounds: usize, mut run: impl FnMut() -> Duration) -> Duration {
+    let start = Instant::now();
+    let enough = ROUND * rounds as u32;
     let mut best = run();
     let (mut since, mut all) = (1, 1);
-    while since < rounds && all < MOST_ROUNDS {
+    while (since < rounds || start.elapsed() < enough) && all < MOST_RUNS {
         let time = run();
         since = if time.as_secs_f64() < 0.995 * best.as_secs_f64() {
             0
@@ -266,9 +271,13 @@ const CHAINS: usize = 12;
 const BEYOND: usize = 4;
 /// Floats that a turn of the reading loop reads.
 const UNIT: usize = 8 * LANES;
-/// A run of a busy loop: long against the start of threads, short against what a scheduler gives others.
-const RUN: Duration = Duration::from_millis(3);
-const MOST_ROUNDS: usize = 60;
+/// A run of a busy loop: long against the clock, short against what a scheduler gives others.
+const RUN: Duration = Duration::from_micros(400);
+/// What is spent on a round at least.
+const ROUND: Duration = Duration::from_millis(10);
+const MOST_RUNS: usize = 10_000;
+/// Parts of the buffer, one of which is read in a run.
+const PARTS: usize = 8;
 
 #[cfg(test)]
 mod tests {
@@ -307,12 +316,13 @@ mod tests {
 
     #[test]
     fn the_best_goes_on_while_it_gets_better() {
-        let calls = AtomicUsize::new(0);
+        let mut calls = 0;
         let best = best_of(3, || {
-            let call = calls.fetch_add(1, Ordering::Relaxed) as u64;
-            Duration::from_millis(100_u64.saturating_sub(10 * call).max(50))
+            thread::sleep(ROUND * 2);
+            calls += 1;
+            Duration::from_millis(110_u64.saturating_sub(10 * calls).max(50))
         });
         assert_eq!(best, Duration::from_millis(50));
-        assert_eq!(calls.into_inner(), 9);
+        assert_eq!(calls, 9);
     }
 }

@@ -193,7 +193,9 @@ impl Level {
             #[cfg(target_arch = "x86_64")]
             Isa::AvxVnni => x86::peak::AVX_VNNI,
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512Vnni => x86::peak::avx512_vnni(),
+            Isa::Avx512Vnni => x86::peak::AVX512_VNNI,
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512Bf16 => x86::peak::AVX512_BF16,
             _ => ceilings::PORTABLE,
         }
     }

@@ -74,15 +74,18 @@ pub(crate) const AVX_VNNI: Peaks = Peaks {
     ..AVX2
 };
 
-/// What AVX-512 with VNNI has, and the bf16 dot product where it is there too.
-pub(crate) fn avx512_vnni() -> Peaks {
-    let bf16 = Busy::new(bf16_512, CHAINS * 32, HALVES);
-    Peaks {
-        int8: Busy::new(dot_512, CHAINS * 64, BYTES),
-        bf16: is_x86_feature_detected!("avx512bf16").then_some(bf16),
-        f32: Busy::new(fma_512, CHAINS * 16, FLOATS),
-    }
-}
+/// What AVX-512 with VNNI has.
+pub(crate) const AVX512_VNNI: Peaks = Peaks {
+    int8: Busy::new(dot_512, CHAINS * 64, BYTES),
+    bf16: None,
+    f32: Busy::new(fma_512, CHAINS * 16, FLOATS),
+};
+
+/// What AVX-512 with VNNI and the bf16 dot product has.
+pub(crate) const AVX512_BF16: Peaks = Peaks {
+    bf16: Some(Busy::new(bf16_512, CHAINS * 32, HALVES)),
+    ..AVX512_VNNI
+};
 
 /// Independent accumulators: two pipes of five cycles need ten.
 const CHAINS: u64 = 12;
