@@ -205,7 +205,53 @@ pub(crate) struct InfoArgs {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum BenchCommand {
+    Attention(AttentionBench),
     Linear(LinearBench),
+    Model(ModelBench),
+}
+
+/// Attention over a cache of keys and values: milliseconds, operations and bytes per second, shares of the ceilings
+///
+/// Every answer is checked before anything is timed. Caches that are read once per token are rotated through copies
+/// that no processor cache holds.
+#[derive(Debug, Args)]
+pub(crate) struct AttentionBench {
+    /// Prompts: rows x tokens of context, with commas between [default: 512x512, 1536x1536, 128x4096]
+    #[arg(long, value_name = "RxC", value_delimiter = ',', value_parser = shape)]
+    pub(crate) prefill: Vec<[usize; 2]>,
+    /// Generated tokens: sequences x tokens of context [default: 1x512, 1x1536, 1x8192, 8x1536]
+    #[arg(long, value_name = "SxC", value_delimiter = ',', value_parser = shape)]
+    pub(crate) decode: Vec<[usize; 2]>,
+    /// Whose heads, with commas between [default: all]
+    #[arg(long, value_name = "MODEL", value_delimiter = ',', value_parser = PossibleValuesParser::new(GEOMETRIES))]
+    pub(crate) geometry: Vec<String>,
+    /// Types of the cache, with commas between [default: all that there are]
+    #[arg(long, value_name = "T", value_delimiter = ',')]
+    pub(crate) kv: Vec<String>,
+    #[command(flatten)]
+    pub(crate) options: BenchOptions,
+}
+
+/// A whole model: tokens per second of prompts and of generated tokens, beside what the machine could do
+///
+/// Prompts are compared with the time that the products of the linear layers need at the peak of the integer units (of
+/// the float units where activations are floats), generated tokens with the time that their weights, scales, keys and
+/// values need to be read. Without MODEL, the small vision model that comes with the program is measured, its text
+/// side alone.
+#[derive(Debug, Args)]
+pub(crate) struct ModelBench {
+    /// A GGUF file, or a folder with config.json and safetensors [default: the small vision model]
+    pub(crate) model: Option<PathBuf>,
+    /// Tokens of the prompt, with commas between [default: 512,1536]
+    #[arg(long, value_name = "N", value_delimiter = ',', value_parser = positive)]
+    pub(crate) prompt: Vec<usize>,
+    /// Tokens that are generated in each round [default: 32]
+    #[arg(long, value_name = "N", value_parser = positive)]
+    pub(crate) tokens: Option<usize>,
+    #[command(flatten)]
+    pub(crate) model_options: ModelOptions,
+    #[command(flatten)]
+    pub(crate) options: BenchOptions,
 }
 
 /// Linear layers: milliseconds, operations per second, shares of the machine's peak and of the roofline
@@ -411,6 +457,9 @@ fn device(name: &str) -> Result<String, String> {
         _ => Err("a device is auto or cpu".to_owned()),
     }
 }
+
+/// The models whose heads are measured.
+pub(crate) const GEOMETRIES: [&str; 3] = ["smollm2-135m", "llama-3-8b", "qwen3-vl-2b"];
 
 /// The kinds of linear layers that are measured.
 pub(crate) const LINEAR_SCHEMES: [&str; 8] = [

@@ -13,7 +13,7 @@ use super::record::{CIDER, Place, Row};
 use super::roofline::Cost;
 use super::sample::relative_error;
 use super::timing::{self, Spread};
-use super::{Bench, values};
+use super::{Bench, or, values};
 use crate::args::{LINEAR_SCHEMES, LinearBench};
 
 /// Runs the command.
@@ -58,10 +58,6 @@ impl Plan {
             schemes: names.into_iter().filter_map(Scheme::named).collect(),
         }
     }
-}
-
-fn or<T: Clone>(given: &[T], default: &[T]) -> Vec<T> {
-    if given.is_empty() { default } else { given }.to_vec()
 }
 
 fn measure_shape(

@@ -1,7 +1,11 @@
 //! `cider bench`: how fast this machine works, as shares of what it could, and beside other programs.
 
+mod attention;
+mod attention_work;
 mod linear;
 mod linear_work;
+mod model;
+mod model_work;
 mod peer;
 mod record;
 mod roofline;
@@ -23,7 +27,9 @@ use crate::console;
 /// Runs the command.
 pub(crate) fn run(command: &BenchCommand) -> Result<()> {
     match command {
+        BenchCommand::Attention(args) => attention::run(args),
         BenchCommand::Linear(args) => linear::run(args),
+        BenchCommand::Model(args) => model::run(args),
     }
 }
 
@@ -38,12 +44,17 @@ struct Bench<'a> {
 
 impl<'a> Bench<'a> {
     fn new(options: &'a BenchOptions) -> Result<Self> {
+        let backend = CpuBackend::from_env(options.threads)?;
+        Self::with_backend(options, Arc::new(backend))
+    }
+
+    fn with_backend(options: &'a BenchOptions, backend: Arc<CpuBackend>) -> Result<Self> {
         for path in [&options.json, &options.svg].into_iter().flatten() {
             record::check_target(path)?;
         }
         let mut bench = Self {
             options,
-            backend: Arc::new(CpuBackend::from_env(options.threads)?),
+            backend,
             ceilings: Vec::new(),
             rows: Vec::new(),
         };
@@ -94,4 +105,9 @@ impl<'a> Bench<'a> {
         }
         console::text(&table::render(&record))
     }
+}
+
+/// What was given, or else the default.
+fn or<T: Clone>(given: &[T], default: &[T]) -> Vec<T> {
+    if given.is_empty() { default } else { given }.to_vec()
 }

@@ -37,6 +37,13 @@ pub(super) struct Cost {
 }
 
 impl Cost {
+    /// Of what is not known.
+    pub(super) const NOTHING: Self = Self {
+        unit: Unit::Memory,
+        operations: 0.0,
+        bytes: 0.0,
+    };
+
     /// Seconds that the operations take at the peak.
     pub(super) fn computing(&self, ceilings: &Ceilings) -> f64 {
         self.unit
