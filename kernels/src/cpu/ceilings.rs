@@ -274,7 +274,7 @@ const UNIT: usize = 8 * LANES;
 /// A run of a busy loop: long against the clock, short against what a scheduler gives others.
 const RUN: Duration = Duration::from_micros(400);
 /// What is spent on a round at least.
-const ROUND: Duration = Duration::from_millis(10);
+const ROUND: Duration = Duration::from_millis(30);
 const MOST_RUNS: usize = 10_000;
 /// Parts of the buffer, one of which is read in a run.
 const PARTS: usize = 8;

@@ -69,7 +69,7 @@ impl<'a> Bench<'a> {
 
     /// Measures the ceilings once more: the machine may have been busy before.
     fn measure_ceilings(&mut self) -> Result<()> {
-        let rounds = if self.options.quick { 2 } else { 7 };
+        let rounds = if self.options.quick { 1 } else { 7 };
         let found = Ceilings::measure_with(&self.backend, rounds)?;
         self.ceilings.push(found);
         Ok(())

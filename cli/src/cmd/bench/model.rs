@@ -172,7 +172,10 @@ impl<'a> Plan<'a> {
 
     fn row(&self, phase: &Phase<'_>, spread: Spread) -> Row {
         let place = Place {
-            label: format!("{} {} {}", self.name, phase.what, phase.prompt),
+            label: match phase.prompt {
+                0 => format!("{} {}", self.name, phase.what),
+                tokens => format!("{} {} {tokens}", self.name, phase.what),
+            },
             plot: format!("{} {}", self.name, phase.what),
             x: phase.prompt,
         };

@@ -65,6 +65,8 @@ pub(super) struct Row {
     pub(super) tops: Option<f64>,
     pub(super) gbs: Option<f64>,
     pub(super) unit: Unit,
+    /// What the ceilings allow: the longer of computing and reading.
+    pub(super) floor_ms: Option<f64>,
     pub(super) share_of_peak: Option<f64>,
     pub(super) share_of_roofline: Option<f64>,
     /// The largest error as a part of the largest value.
@@ -140,6 +142,7 @@ impl Row {
             tops: None,
             gbs: None,
             unit: cost.unit,
+            floor_ms: None,
             share_of_peak: None,
             share_of_roofline: None,
             relative_error: None,
@@ -154,6 +157,7 @@ impl Row {
     /// Sets what follows from the time and the ceilings.
     pub(super) fn take_shares(&mut self, ceilings: &Ceilings) {
         let (cost, seconds) = (self.cost, self.ms.median / 1e3);
+        self.floor_ms = Some(1e3 * cost.least(ceilings));
         self.share_of_roofline = Some(cost.least(ceilings) / seconds);
         self.gbs = Some(cost.bytes / seconds / 1e9);
         if let Some(peak) = cost.unit.peak(ceilings) {

@@ -34,7 +34,7 @@ pub(super) fn render(record: &Record) -> String {
 }
 
 fn titles(has_rate: bool) -> Vec<String> {
-    let mut titles = vec!["work", "who", "variant", "ms", "min", "max"];
+    let mut titles = vec!["work", "who", "variant", "ms", "min", "max", "floor"];
     if has_rate {
         titles.push("tok/s");
     }
@@ -55,6 +55,7 @@ fn cells(row: &Row, has_rate: bool) -> Vec<String> {
         number(row.ms.median),
         number(row.ms.min),
         number(row.ms.max),
+        or_dash(row.floor_ms, number),
     ];
     if has_rate {
         cells.push(or_dash(row.rate, |rate| format!("{rate:.1}")));
