@@ -240,7 +240,8 @@ pub(crate) struct AttentionBench {
 /// side alone.
 #[derive(Debug, Args)]
 pub(crate) struct ModelBench {
-    /// A GGUF file, or a folder with config.json and safetensors [default: the small vision model]
+    /// A GGUF file, a folder with config.json and safetensors, or random weights in the shape of a text model:
+    /// random:qwen3-0.6b, random:llama-3.2-1b, random:qwen3-vl-2b [default: the small vision model]
     pub(crate) model: Option<PathBuf>,
     /// Tokens of the prompt, with commas between [default: 512,1536]
     #[arg(long, value_name = "N", value_delimiter = ',', value_parser = positive)]
@@ -285,7 +286,7 @@ pub(crate) struct BenchOptions {
     /// Rounds; in each, everybody runs once [default: 7, or 2 with --quick]
     #[arg(long, value_name = "N", value_parser = positive)]
     pub(crate) rounds: Option<usize>,
-    /// Another program to measure in the same rounds: a command that answers requests as bench/README.md says; may be
+    /// Another program to measure in the same rounds: a command that answers requests as bench/peers/README.md says; may be
     /// given several times
     #[arg(long, value_name = "CMD")]
     pub(crate) peer: Vec<String>,

@@ -134,13 +134,14 @@ pub(crate) const PORTABLE: Peaks = Peaks {
 
 unsafe fn portable_int8(rounds: u64, left: u32, right: u32) {
     let s = super::scalar::Scalar;
-    let bytes: [u32; LANES] = [left; LANES];
-    // SAFETY: the arrays have the 64 and 4 bytes that are read.
-    let (weights, four) = unsafe {
+    let (bytes, zeros) = ([left; LANES], [0; LANES]);
+    // SAFETY: the arrays have the 64 bytes and the sixteen i32 that are read, the number has four bytes.
+    let (weights, four, sum) = unsafe {
         let four = s.load_four((&raw const right).cast());
-        (s.load_quads(bytes.as_ptr().cast()), four)
+        let weights = s.load_quads(bytes.as_ptr().cast());
+        (weights, four, s.start(zeros.as_ptr()))
     };
-    let mut sums = [s.zero_acc(); CHAINS];
+    let mut sums = [sum; CHAINS];
     for _ in 0..rounds {
         // Opaque, so that no product can be taken out of the loop.
         let four = black_box(four);

@@ -62,14 +62,20 @@ impl Scheme {
     pub(super) fn like(variant: &str) -> &'static Self {
         let has = |parts: &[&str]| parts.iter().any(|part| variant.contains(part));
         let place = match () {
-            () if has(&["w8a16"]) => 4,
-            () if has(&["w4a16"]) => 5,
+            () if has(&["w8a16", "w8a32"]) => 4,
+            () if has(&["w4a16", "w4a32"]) => 5,
             () if has(&["q4", "int4", "w4"]) => 2,
+            () if has(&["w8a8"]) && has(&["128"]) => 1,
             () if has(&["bf16", "f16", "fp16"]) => 6,
             () if has(&["f32", "fp32"]) => 7,
             () => 0,
         };
         &SCHEMES[place]
+    }
+
+    /// Whether its weights have 4 bits.
+    pub(super) fn has_coarse_weights(&self) -> bool {
+        matches!(self.format, Format::W4 { .. })
     }
 
     /// What is timed of it: for INT8 weights per channel, the parts beside the whole.

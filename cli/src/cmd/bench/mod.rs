@@ -7,6 +7,7 @@ mod linear_work;
 mod model;
 mod model_work;
 mod peer;
+mod random_model;
 mod record;
 mod roofline;
 mod sample;

@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 
 use super::model_work::{ModelWork, SHORT, Start, decode_cost, prefill_cost, start, tokens};
 use super::peer::Peer;
+use super::random_model::RandomModel;
 use super::record::{CIDER, Place, Row};
 use super::roofline::Cost;
 use super::timing::{self, Spread};
@@ -20,12 +21,13 @@ use crate::bundled;
 /// Runs the command.
 pub(super) fn run(args: &ModelBench) -> Result<()> {
     args.model_options.check()?;
-    let path = args.model.clone().map_or_else(bundled::find, Ok)?;
-    let plan = Plan::new(args, &path);
+    let given = args.model.clone().map_or_else(bundled::find, Ok)?;
+    let random = RandomModel::find(&given)?;
+    let path = random.as_ref().map_or(given.as_path(), RandomModel::path);
+    let plan = Plan::new(args, path, &given);
     let backend = Arc::new(CpuBackend::from_env(args.options.threads)?);
     // Before anything else is measured: the start is what a user waits for.
-    let (mut work, checkpoint, began) =
-        start(&path, &backend, &args.model_options, plan.context())?;
+    let (mut work, checkpoint, began) = start(path, &backend, &args.model_options, plan.context())?;
     let mut bench = Bench::with_backend(&args.options, backend)?;
     let threads = bench.backend.threads();
     let mut peers = Peer::start_all(&args.options.peer, "model", threads)?;
@@ -63,13 +65,13 @@ struct Phase<'a> {
 }
 
 impl<'a> Plan<'a> {
-    fn new(args: &'a ModelBench, path: &'a Path) -> Self {
+    fn new(args: &'a ModelBench, path: &'a Path, given: &Path) -> Self {
         let (prompts, tokens): (&[usize], usize) = if args.options.quick {
             (&QUICK_PROMPTS, 4)
         } else {
             (&PROMPTS, 32)
         };
-        let name = path.file_name().unwrap_or(path.as_os_str());
+        let name = given.file_name().unwrap_or(given.as_os_str());
         Self {
             args,
             path,
