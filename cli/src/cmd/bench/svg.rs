@@ -182,7 +182,8 @@ impl<'a> Panel<'a> {
             );
         }
         let y = ROOF + 8.0 + 16.0 * place as f64;
-        line(svg, [RIGHT + 12.0, y, RIGHT + 32.0, y], colour, dash);
+        let wide = format!(" stroke-width=\"2\"{dash}");
+        line(svg, [RIGHT + 12.0, y, RIGHT + 32.0, y], colour, &wide);
         text(svg, [RIGHT + 38.0, y + 4.0], "start", &series.name);
     }
 
