@@ -23,6 +23,9 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
+    /// Measures this machine's work against its own ceilings, and against other programs
+    #[command(subcommand)]
+    Bench(BenchCommand),
     /// Tokens and logits, for comparison with other programs
     #[command(subcommand)]
     Debug(DebugCommand),
@@ -202,6 +205,104 @@ pub(crate) struct InfoArgs {
 }
 
 #[derive(Debug, Subcommand)]
+pub(crate) enum BenchCommand {
+    Attention(AttentionBench),
+    Linear(LinearBench),
+    Model(ModelBench),
+}
+
+/// Attention over a cache of keys and values: milliseconds, operations and bytes per second, shares of the ceilings
+///
+/// Every answer is checked before anything is timed. Caches that are read once per token are rotated through copies
+/// that no processor cache holds.
+#[derive(Debug, Args)]
+pub(crate) struct AttentionBench {
+    /// Prompts: rows x tokens of context, with commas between [default: 512x512, 1536x1536, 128x4096]
+    #[arg(long, value_name = "RxC", value_delimiter = ',', value_parser = shape)]
+    pub(crate) prefill: Vec<[usize; 2]>,
+    /// Generated tokens: sequences x tokens of context [default: 1x512, 1x1536, 1x8192, 8x1536]
+    #[arg(long, value_name = "SxC", value_delimiter = ',', value_parser = shape)]
+    pub(crate) decode: Vec<[usize; 2]>,
+    /// Whose heads, with commas between [default: all]
+    #[arg(long, value_name = "MODEL", value_delimiter = ',', value_parser = PossibleValuesParser::new(GEOMETRIES))]
+    pub(crate) geometry: Vec<String>,
+    /// Types of the cache, with commas between [default: all that there are]
+    #[arg(long, value_name = "T", value_delimiter = ',')]
+    pub(crate) kv: Vec<String>,
+    #[command(flatten)]
+    pub(crate) options: BenchOptions,
+}
+
+/// A whole model: tokens per second of prompts and of generated tokens, beside what the machine could do
+///
+/// Prompts are compared with the time that the products of the linear layers need at the peak of the integer units (of
+/// the float units where activations are floats), generated tokens with the time that their weights, scales, keys and
+/// values need to be read. Without MODEL, the small vision model that comes with the program is measured, its text
+/// side alone.
+#[derive(Debug, Args)]
+pub(crate) struct ModelBench {
+    /// A GGUF file, a folder with config.json and safetensors, or random weights in the shape of a text model:
+    /// random:qwen3-0.6b, random:llama-3.2-1b, random:qwen3-vl-2b [default: the small vision model]
+    pub(crate) model: Option<PathBuf>,
+    /// Tokens of the prompt, with commas between [default: 512,1536]
+    #[arg(long, value_name = "N", value_delimiter = ',', value_parser = positive)]
+    pub(crate) prompt: Vec<usize>,
+    /// Tokens that are generated in each round [default: 32]
+    #[arg(long, value_name = "N", value_parser = positive)]
+    pub(crate) tokens: Option<usize>,
+    #[command(flatten)]
+    pub(crate) model_options: ModelOptions,
+    #[command(flatten)]
+    pub(crate) options: BenchOptions,
+}
+
+/// Linear layers: milliseconds, operations per second, shares of the machine's peak and of the roofline
+///
+/// Every answer is checked before anything is timed; a wrong one ends the program. Shares are of what loops of the
+/// machine's own instructions reach in the same run, on the same threads. The roofline is what the bytes need to be
+/// read or the operations to be done, whichever takes longer; where memory is the limit, the weights are rotated through
+/// copies that no cache holds.
+#[derive(Debug, Args)]
+pub(crate) struct LinearBench {
+    /// Numbers of rows, with commas between [default: 1,8,32,64,128,512,1024,4096,8192]
+    #[arg(long, value_name = "M", value_delimiter = ',', value_parser = positive)]
+    pub(crate) m: Vec<usize>,
+    /// Shapes of weights, output rows x input columns, with commas between [default: 10240x2560, 2560x10240, 3584x3584,
+    /// 18944x3584, 3584x18944, 2560x2560]
+    #[arg(long, value_name = "NxK", value_delimiter = ',', value_parser = shape)]
+    pub(crate) shape: Vec<[usize; 2]>,
+    /// What is measured, with commas between [default: all]
+    #[arg(long, value_name = "S", value_delimiter = ',', value_parser = PossibleValuesParser::new(LINEAR_SCHEMES))]
+    pub(crate) scheme: Vec<String>,
+    #[command(flatten)]
+    pub(crate) options: BenchOptions,
+}
+
+/// What all measurements share.
+#[derive(Debug, Args)]
+pub(crate) struct BenchOptions {
+    /// Threads [default: physical cores, or fewer where a quota says so]
+    #[arg(long, value_name = "N", value_parser = threads)]
+    pub(crate) threads: Option<usize>,
+    /// Rounds; in each, everybody runs once [default: 7, or 2 with --quick]
+    #[arg(long, value_name = "N", value_parser = positive)]
+    pub(crate) rounds: Option<usize>,
+    /// Another program to measure in the same rounds: a command that answers requests as bench/peers/README.md says; may be
+    /// given several times
+    #[arg(long, value_name = "CMD")]
+    pub(crate) peer: Vec<String>,
+    /// Small shapes and few rounds: to see that everything works, not how fast it is
+    #[arg(long)]
+    pub(crate) quick: bool,
+    /// The JSON record to write; it appears whole or not at all
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
+    /// The plot to write
+    #[arg(long, value_name = "FILE")]
+    pub(crate) svg: Option<PathBuf>,
+}
+
+#[derive(Debug, Subcommand)]
 pub(crate) enum DebugCommand {
     Logits(Box<LogitsArgs>),
     Preprocess(PreprocessArgs),
@@ -321,6 +422,13 @@ fn count<T: FromStr>(text: &str) -> Result<T, String> {
         .map_err(|_| "expected a whole number, 0 or more".to_owned())
 }
 
+fn shape(text: &str) -> Result<[usize; 2], String> {
+    let sizes = text
+        .split_once('x')
+        .and_then(|(n, k)| Some([positive(n).ok()?, positive(k).ok()?]));
+    sizes.ok_or_else(|| "expected two sizes as in 10240x2560".to_owned())
+}
+
 fn threads(text: &str) -> Result<usize, String> {
     let expected = format!("expected a number from 1 to {MAX_THREADS}");
     let number = positive(text).map_err(|_| expected.clone())?;
@@ -356,6 +464,21 @@ fn device(name: &str) -> Result<String, String> {
         _ => Err("a device is auto or cpu".to_owned()),
     }
 }
+
+/// The models whose heads are measured.
+pub(crate) const GEOMETRIES: [&str; 3] = ["smollm2-135m", "llama-3-8b", "qwen3-vl-2b"];
+
+/// The kinds of linear layers that are measured.
+pub(crate) const LINEAR_SCHEMES: [&str; 8] = [
+    "w8a8",
+    "w8a8-g128",
+    "w4a8",
+    "w4a8-channel",
+    "w8a16",
+    "w4a16",
+    "bf16",
+    "f32",
+];
 
 /// More threads than any machine has cores.
 const MAX_THREADS: usize = 1024;

@@ -21,13 +21,14 @@ use self::args::{Cli, Command, DebugCommand};
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    // What `info` and the other `debug` commands find out is their output; only `run` and `debug logits` have a course to report.
+    // What `info` and the other `debug` commands find out is their output; these have a course to report.
     let has_course = matches!(
         cli.command,
-        Command::Run(_) | Command::Debug(DebugCommand::Logits(_))
+        Command::Bench(_) | Command::Run(_) | Command::Debug(DebugCommand::Logits(_))
     );
     log::start(cli.quiet || !has_course);
     let result = match &cli.command {
+        Command::Bench(args) => cmd::bench::run(args),
         Command::Debug(args) => cmd::debug::run(args),
         Command::Info(args) => cmd::info::run(args),
         Command::Run(args) => cmd::run::run(args, cli.quiet),

@@ -1,5 +1,6 @@
 //! The commands, one file each.
 
+pub(crate) mod bench;
 mod chat;
 pub(crate) mod debug;
 pub(crate) mod info;

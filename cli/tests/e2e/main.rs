@@ -9,6 +9,8 @@
 )]
 
 mod answers;
+mod bench;
+mod bench_peers;
 mod bits;
 mod errors;
 mod memory;

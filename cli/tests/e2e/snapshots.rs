@@ -9,6 +9,10 @@ fn help_is_as_it_was() {
     let commands = [
         "",
         "run",
+        "bench",
+        "bench attention",
+        "bench linear",
+        "bench model",
         "info",
         "debug",
         "debug logits",

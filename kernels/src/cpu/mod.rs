@@ -13,6 +13,8 @@
 )]
 
 mod attention;
+mod caches;
+mod ceilings;
 mod elementwise;
 mod float_tile;
 mod kv_append;
@@ -50,6 +52,8 @@ use crate::rows::QuantizedRows;
 use crate::tensor::{TensorMut, TensorRef};
 use crate::weights::{RowSource, Weights};
 
+pub use self::caches::Caches;
+pub use self::ceilings::Ceilings;
 pub use self::table::Isa;
 pub use self::topology::Topology;
 

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use super::ceilings::{self, Peaks};
 use super::scalar::Scalar;
 use super::simd::Kernel;
 #[cfg(target_arch = "x86_64")]
@@ -193,6 +194,21 @@ impl Level {
 
     pub(crate) fn isa(self) -> Isa {
         self.0
+    }
+
+    /// The loops that show what this level can do at most.
+    pub(crate) fn peaks(self) -> Peaks {
+        match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => x86::peak::AVX2,
+            #[cfg(target_arch = "x86_64")]
+            Isa::AvxVnni => x86::peak::AVX_VNNI,
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512Vnni => x86::peak::AVX512_VNNI,
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512Bf16 => x86::peak::AVX512_BF16,
+            _ => ceilings::PORTABLE,
+        }
     }
 
     /// Runs a kernel compiled for this level.

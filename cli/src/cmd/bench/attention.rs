@@ -1,0 +1,310 @@
+//! `cider bench attention`.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context as _, Result, ensure};
+use cider_kernels::{Caches, DType, Phase};
+use serde_json::json;
+
+use super::attention_work::{AttentionWork, Exact, Geometry, Load, MATRICES, STEP, cache_types};
+use super::peer::{Exchange, Peer};
+use super::record::{CIDER, Place, Row};
+use super::roofline::Cost;
+use super::sample::{Sample, relative_error};
+use super::timing::{self, Spread};
+use super::{Bench, values};
+use crate::args::AttentionBench;
+use crate::failure::Usage;
+
+/// Runs the command.
+pub(super) fn run(args: &AttentionBench) -> Result<()> {
+    let plan = Plan::new(args)?;
+    let mut bench = Bench::new(&args.options)?;
+    let threads = bench.backend.threads();
+    let mut peers = Peer::start_all(&args.options.peer, "attention", threads)?;
+    let folder = Exchange::new()?;
+    for (i, &(name, geometry)) in plan.geometries.iter().enumerate() {
+        if i == plan.geometries.len() / 2 {
+            bench.measure_ceilings()?;
+        }
+        for &load in &plan.loads {
+            let rows = measure(
+                &bench,
+                &plan,
+                (name, geometry, load),
+                &mut peers,
+                folder.path(),
+            )?;
+            bench.rows.extend(rows);
+        }
+    }
+    bench.finish("attention")
+}
+
+/// What is measured.
+struct Plan {
+    geometries: Vec<(&'static str, Geometry)>,
+    loads: Vec<Load>,
+    caches: Vec<DType>,
+}
+
+impl Plan {
+    fn new(args: &AttentionBench) -> Result<Self> {
+        let (prefill, decode): (&[[usize; 2]], &[[usize; 2]]) = if args.options.quick {
+            (&QUICK_PREFILL, &QUICK_DECODE)
+        } else {
+            (&PREFILL, &DECODE)
+        };
+        // To name one phase is to leave the other out.
+        let named = !args.prefill.is_empty() || !args.decode.is_empty();
+        let prefill = if named { &args.prefill } else { prefill };
+        let decode = if named { &args.decode } else { decode };
+        for &[rows, context] in prefill {
+            if rows > context {
+                let what = format!("--prefill {rows}x{context}: more rows than tokens of context");
+                return Err(Usage(what).into());
+            }
+        }
+        let prompts = prefill.iter().map(|&[rows, context]| Load {
+            phase: Phase::Prompt,
+            sequences: 1,
+            rows,
+            context,
+        });
+        let steps = decode.iter().map(|&[sequences, context]| Load {
+            phase: Phase::Generated,
+            sequences,
+            rows: 1,
+            context,
+        });
+        let geometries = GEOMETRIES.into_iter().filter(|(name, _)| {
+            args.geometry.is_empty() || args.geometry.iter().any(|given| given == name)
+        });
+        Ok(Self {
+            geometries: geometries.collect(),
+            loads: prompts.chain(steps).collect(),
+            caches: caches(&args.kv)?,
+        })
+    }
+}
+
+fn caches(names: &[String]) -> Result<Vec<DType>> {
+    let served = cache_types();
+    if names.is_empty() {
+        return Ok(served);
+    }
+    let mut chosen = Vec::new();
+    for name in names {
+        let Some(&dtype) = served.iter().find(|dtype| dtype.to_string() == *name) else {
+            let known: Vec<String> = served.iter().map(DType::to_string).collect();
+            let what = format!("--kv {name}: expected one of {}", known.join(", "));
+            return Err(Usage(what).into());
+        };
+        chosen.push(dtype);
+    }
+    Ok(chosen)
+}
+
+/// Checks, then times, everybody at one load.
+fn measure(
+    bench: &Bench<'_>,
+    plan: &Plan,
+    (name, geometry, load): (&str, Geometry, Load),
+    peers: &mut [Peer],
+    folder: &Path,
+) -> Result<Vec<Row>> {
+    let place = |variant: &str, (cost, spread): (Cost, Spread)| {
+        let mut row = row(name, load, cost, spread);
+        variant.clone_into(&mut row.variant);
+        row
+    };
+    tracing::info!(
+        "{}",
+        place("", (Cost::NOTHING, Spread::new(vec![0.0])))
+            .place
+            .label
+    );
+    let exact = Exact::new(geometry, load);
+    let beyond = 4 * Caches::detect().last;
+    let (mut works, mut errors) = (Vec::new(), Vec::new());
+    for &dtype in &plan.caches {
+        let mut work = AttentionWork::new(&bench.backend, geometry, load, dtype)?;
+        errors.push(work.check(&exact)?);
+        work.rotate(&bench.best(), beyond)?;
+        works.push(work);
+    }
+    let able = prepare_peers(peers, (geometry, load), &exact, folder)?;
+    let count = works.len() + able.len();
+    let spreads = timing::interleave(count, bench.rounds(), |contender, repetitions| {
+        if let Some(work) = works.get_mut(contender) {
+            return timing::seconds(repetitions, || work.run());
+        }
+        let (peer, _) = able[contender - plan.caches.len()];
+        peers[peer].run(json!({ "repetitions": repetitions }), repetitions)
+    })?;
+    let mut rows = Vec::new();
+    let (ours, theirs) = spreads.split_at(works.len());
+    for ((work, &spread), (dtype, error)) in
+        works.iter().zip(ours).zip(plan.caches.iter().zip(errors))
+    {
+        rows.push(Row {
+            relative_error: Some(error),
+            ..place(&format!("kv {dtype}"), (work.cost(), spread))
+        });
+    }
+    for (&(peer, error), &spread) in able.iter().zip(theirs) {
+        let peer = &peers[peer];
+        let like = works.iter().zip(&plan.caches).min_by_key(|(_, dtype)| {
+            let is_f32 = **dtype == DType::F32;
+            is_f32 != peer.variant.contains("32")
+        });
+        let cost = like.map_or(Cost::NOTHING, |(work, _)| work.cost());
+        rows.push(Row {
+            who: peer.name.clone(),
+            relative_error: Some(error),
+            ..place(&peer.variant, (cost, spread))
+        });
+    }
+    compare(&mut rows);
+    Ok(rows)
+}
+
+fn row(name: &str, load: Load, cost: Cost, spread: Spread) -> Row {
+    let Load {
+        phase,
+        sequences,
+        rows,
+        context,
+    } = load;
+    let (what, count) = match phase {
+        Phase::Prompt => ("prefill", rows),
+        Phase::Generated => ("decode", sequences),
+    };
+    let place = Place {
+        label: format!("{name} {what} {count} at {context}"),
+        plot: format!("{name} {what}"),
+        x: context,
+    };
+    let shape = [
+        ("sequences", sequences),
+        ("rows", rows),
+        ("context", context),
+    ];
+    let mut row = Row::new("attention", shape, place, (cost, spread));
+    row.more.insert("model".to_owned(), name.into());
+    row.more.insert("phase".to_owned(), what.into());
+    row
+}
+
+/// Sets the ratios: f32 peers to our f32 cache, others to our bf16 one, everybody of ours to our first.
+fn compare(rows: &mut [Row]) {
+    let ours: Vec<(String, Spread)> = rows
+        .iter()
+        .filter(|row| row.who == CIDER)
+        .map(|row| (row.variant.clone(), row.ms))
+        .collect();
+    for row in rows {
+        let name = match (row.who == CIDER, row.variant.contains("32")) {
+            (true, _) => "",
+            (false, true) => "kv f32",
+            (false, false) => "kv bf16",
+        };
+        let base = ours.iter().find(|(variant, _)| variant == name);
+        if let Some((variant, base)) = base.or(ours.first()) {
+            row.ratio_to_cider = Some(row.ms.median / base.median);
+            row.compared_with = Some(variant.clone());
+        }
+    }
+}
+
+/// Has each peer do the work once and checks its answer; gives those that can do it, with their errors. One sequence
+/// is what they are asked for.
+fn prepare_peers(
+    peers: &mut [Peer],
+    (geometry, load): (Geometry, Load),
+    exact: &Exact,
+    folder: &Path,
+) -> Result<Vec<(usize, f64)>> {
+    if peers.is_empty() || load.sequences > 1 {
+        return Ok(Vec::new());
+    }
+    let Geometry {
+        heads,
+        kv_heads,
+        head_size,
+    } = geometry;
+    let files = ["q", "k", "v"].map(|name| folder.join(name));
+    let sizes = [
+        (load.rows, heads),
+        (load.context, kv_heads),
+        (load.context, kv_heads),
+    ];
+    for ((file, (count, heads)), matrix) in files.iter().zip(sizes).zip(MATRICES) {
+        let fill = |row: usize, out: &mut [f32]| values::fill(matrix, row, STEP, out);
+        values::write(file, count, heads * head_size, fill)
+            .with_context(|| file.display().to_string())?;
+    }
+    let out = folder.join("y");
+    let mut able = Vec::new();
+    for (i, peer) in peers.iter_mut().enumerate() {
+        let request = json!({
+            "work": "attention", "rows": load.rows, "context": load.context, "heads": heads, "kv_heads": kv_heads,
+            "head_size": head_size, "queries": files[0], "keys": files[1], "values": files[2], "out": out,
+        });
+        if peer.prepare(request)?.is_none() {
+            continue;
+        }
+        let mut got = Vec::new();
+        for &(row, head) in &exact.places {
+            let sample = Sample {
+                rows: vec![row],
+                cols: (head * head_size..(head + 1) * head_size).collect(),
+            };
+            let read = sample.read(&out, [load.rows, heads * head_size]);
+            got.extend(read.with_context(|| format!("{peer}: its answer"))?);
+        }
+        let error = relative_error(&got, &exact.values);
+        ensure!(
+            error <= PEER_LIMIT,
+            "{peer}: its answer is wrong by {error:.2e} of the largest value, the limit is {PEER_LIMIT}"
+        );
+        able.push((i, error));
+        fs::remove_file(&out).with_context(|| out.display().to_string())?;
+    }
+    Ok(able)
+}
+
+/// Heads of the models that are measured.
+const GEOMETRIES: [(&str, Geometry); 3] = {
+    const fn geometry(heads: usize, kv_heads: usize, head_size: usize) -> Geometry {
+        Geometry {
+            heads,
+            kv_heads,
+            head_size,
+        }
+    }
+    [
+        ("smollm2-135m", geometry(9, 3, 64)),
+        ("llama-3-8b", geometry(32, 8, 128)),
+        ("qwen3-vl-2b", geometry(16, 8, 128)),
+    ]
+};
+/// Rows and tokens of context.
+const PREFILL: [[usize; 2]; 3] = [[512, 512], [1536, 1536], [128, 4096]];
+/// Sequences and tokens of context.
+const DECODE: [[usize; 2]; 4] = [[1, 512], [1, 1536], [1, 8192], [8, 1536]];
+const QUICK_PREFILL: [[usize; 2]; 1] = [[40, 100]];
+const QUICK_DECODE: [[usize; 2]; 2] = [[1, 100], [2, 100]];
+const PEER_LIMIT: f64 = 0.1;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::GEOMETRIES as NAMES;
+
+    #[test]
+    fn the_command_line_names_all_geometries() {
+        assert_eq!(GEOMETRIES.map(|(name, _)| name), NAMES);
+    }
+}

@@ -1,0 +1,276 @@
+//! `cider bench linear`.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context as _, Result, ensure};
+use cider_kernels::Caches;
+use serde_json::json;
+
+use super::linear_work::{Exact, LinearWork, PRODUCT, Scheme, Task};
+use super::peer::{Exchange, Peer};
+use super::record::{CIDER, Place, Row};
+use super::roofline::Cost;
+use super::sample::relative_error;
+use super::timing::{self, Spread};
+use super::{Bench, or, values};
+use crate::args::{LINEAR_SCHEMES, LinearBench};
+
+/// Runs the command.
+pub(super) fn run(args: &LinearBench) -> Result<()> {
+    let mut bench = Bench::new(&args.options)?;
+    let threads = bench.backend.threads();
+    let mut peers = Peer::start_all(&args.options.peer, "linear", threads)?;
+    let folder = Exchange::new()?;
+    let plan = Plan::new(args);
+    for (i, &shape) in plan.shapes.iter().enumerate() {
+        if i == plan.shapes.len() / 2 {
+            bench.measure_ceilings()?;
+        }
+        measure_shape(&mut bench, &plan, shape, &mut peers, folder.path())?;
+    }
+    bench.finish("linear")
+}
+
+/// What is measured.
+struct Plan {
+    m: Vec<usize>,
+    shapes: Vec<[usize; 2]>,
+    schemes: Vec<&'static Scheme>,
+}
+
+impl Plan {
+    fn new(args: &LinearBench) -> Self {
+        let quick = args.options.quick;
+        let (m, shapes): (&[usize], &[[usize; 2]]) = if quick {
+            (&QUICK_ROWS, &QUICK_SHAPES)
+        } else {
+            (&ROWS, &SHAPES)
+        };
+        let names: Vec<&str> = if args.scheme.is_empty() {
+            LINEAR_SCHEMES.to_vec()
+        } else {
+            args.scheme.iter().map(String::as_str).collect()
+        };
+        Self {
+            m: or(&args.m, m),
+            shapes: or(&args.shape, shapes),
+            schemes: names.into_iter().filter_map(Scheme::named).collect(),
+        }
+    }
+}
+
+fn measure_shape(
+    bench: &mut Bench<'_>,
+    plan: &Plan,
+    shape: [usize; 2],
+    peers: &mut [Peer],
+    folder: &Path,
+) -> Result<()> {
+    let backend = bench.backend.clone();
+    let most = plan.m.iter().copied().max().unwrap_or(1);
+    let mut work = LinearWork::new(&backend, shape, most)?;
+    let beyond = 4 * Caches::detect().last;
+    for scheme in &plan.schemes {
+        work.prepare(scheme, &plan.m, &bench.best(), beyond)?;
+    }
+    let [n, k] = shape;
+    if !peers.is_empty() {
+        let file = folder.join("w");
+        values::write(&file, n, k, LinearWork::weight_row)
+            .with_context(|| file.display().to_string())?;
+    }
+    for &m in &plan.m {
+        tracing::info!("{n}x{k}, M = {m}");
+        let rows = measure(bench.rounds(), plan, m, &mut work, (&mut *peers, folder))?;
+        bench.rows.extend(rows);
+    }
+    Ok(())
+}
+
+/// Checks, then times, everybody at `m` rows.
+fn measure(
+    rounds: usize,
+    plan: &Plan,
+    m: usize,
+    work: &mut LinearWork<'_>,
+    (peers, folder): (&mut [Peer], &Path),
+) -> Result<Vec<Row>> {
+    let exact = Exact::new(work, m);
+    let tasks: Vec<Task> = plan
+        .schemes
+        .iter()
+        .flat_map(|scheme| scheme.tasks())
+        .collect();
+    let mut errors = Vec::new();
+    for &task in &tasks {
+        errors.push(work.check(task, m, &exact)?);
+    }
+    let able = prepare_peers(peers, work, m, &exact, folder)?;
+    let count = tasks.len() + able.len();
+    let spreads = timing::interleave(count, rounds, |contender, repetitions| {
+        if let Some(&task) = tasks.get(contender) {
+            work.quantize(m)?;
+            return timing::seconds(repetitions, || work.run(task, m));
+        }
+        let (peer, _) = able[contender - tasks.len()];
+        peers[peer].run(json!({ "repetitions": repetitions }), repetitions)
+    })?;
+    let (ours, theirs) = spreads.split_at(tasks.len());
+    let mut rows = Vec::new();
+    for ((task, &spread), error) in tasks.iter().zip(ours).zip(errors) {
+        let cost = work.cost(*task, m)?;
+        rows.push(Row {
+            relative_error: error,
+            ..row(work.shape(), m, task.name(), cost, spread)
+        });
+    }
+    for (&(peer, error), &spread) in able.iter().zip(theirs) {
+        let peer = &peers[peer];
+        let cost = work.nominal_cost(Scheme::like(&peer.variant), m);
+        rows.push(Row {
+            who: peer.name.clone(),
+            relative_error: Some(error),
+            ..row(work.shape(), m, &peer.variant, cost, spread)
+        });
+    }
+    compare(&mut rows);
+    Ok(rows)
+}
+
+fn row([n, k]: [usize; 2], m: usize, variant: &str, cost: Cost, spread: Spread) -> Row {
+    let place = Place {
+        label: format!("{n}x{k} M={m}"),
+        plot: format!("{n}x{k}"),
+        x: m,
+    };
+    let shape = [("m", m), ("n", n), ("k", k)];
+    let mut row = Row::new("linear", shape, place, (cost, spread));
+    variant.clone_into(&mut row.variant);
+    row
+}
+
+/// Sets the ratios: peers to our counterpart where it was measured, everybody else to our first.
+fn compare(rows: &mut [Row]) {
+    let ours: Vec<(String, Spread)> = rows
+        .iter()
+        .filter(|row| row.who == CIDER)
+        .map(|row| (row.variant.clone(), row.ms))
+        .collect();
+    for row in rows {
+        let name = if row.who == CIDER {
+            ""
+        } else {
+            counterpart(&row.variant)
+        };
+        let base = ours.iter().find(|(variant, _)| variant == name);
+        if let Some((variant, base)) = base.or(ours.first()) {
+            row.ratio_to_cider = Some(row.ms.median / base.median);
+            row.compared_with = Some(variant.clone());
+        }
+    }
+}
+
+/// Which of our variants does what a peer's variant of this name does.
+fn counterpart(variant: &str) -> &'static str {
+    if variant.contains("int_mm") || variant.contains("product") {
+        PRODUCT
+    } else {
+        Scheme::like(variant).name
+    }
+}
+
+/// Has each peer do the work once and checks its answer; gives those that can do it, with their errors.
+fn prepare_peers(
+    peers: &mut [Peer],
+    work: &LinearWork<'_>,
+    m: usize,
+    exact: &Exact,
+    folder: &Path,
+) -> Result<Vec<(usize, f64)>> {
+    if peers.is_empty() {
+        return Ok(Vec::new());
+    }
+    let ([n, k], rows) = (work.shape(), work.input(m));
+    let (input, out) = (folder.join("x"), folder.join("y"));
+    let copy = |row: usize, out: &mut [f32]| out.copy_from_slice(&rows[row * k..][..k]);
+    values::write(&input, m, k, copy).with_context(|| input.display().to_string())?;
+    // As many as integers need; of wider weights as many are further beyond the caches.
+    let copies = match m {
+        0..=FEW_ROWS => (4 * Caches::detect().last / (n * k) + 1).min(MOST_COPIES),
+        _ => 1,
+    };
+    let mut able = Vec::new();
+    for (i, peer) in peers.iter_mut().enumerate() {
+        let request = json!({
+            "work": "linear", "m": m, "n": n, "k": k, "input": input, "weights": folder.join("w"),
+            "copies": copies, "out": out,
+        });
+        if peer.prepare(request)?.is_none() {
+            continue;
+        }
+        let got = exact.sample.read(&out, [m, n]);
+        let got = got.with_context(|| format!("{peer}: its answer"))?;
+        let error = relative_error(&got, &exact.values);
+        let limit = if Scheme::like(&peer.variant).has_coarse_weights() {
+            COARSE_LIMIT
+        } else {
+            PEER_LIMIT
+        };
+        ensure!(
+            error <= limit,
+            "{peer} for M = {m}, {n}x{k}: its answer is wrong by {error:.2e} of the largest value, the limit is {limit}"
+        );
+        able.push((i, error));
+        // So that nobody gets away with the answer of the one before.
+        fs::remove_file(&out).with_context(|| out.display().to_string())?;
+    }
+    Ok(able)
+}
+
+const ROWS: [usize; 9] = [1, 8, 32, 64, 128, 512, 1024, 4096, 8192];
+const QUICK_ROWS: [usize; 3] = [1, 8, 33];
+/// Rows x columns of the weights of several models' layers.
+const SHAPES: [[usize; 2]; 6] = [
+    [10240, 2560],
+    [2560, 10240],
+    [3584, 3584],
+    [18944, 3584],
+    [3584, 18944],
+    [2560, 2560],
+];
+const QUICK_SHAPES: [[usize; 2]; 2] = [[192, 320], [320, 192]];
+/// Up to so many rows the weights may be what the work waits for.
+const FEW_ROWS: usize = 64;
+/// A peer keeps its own copies, some of them as f32.
+const MOST_COPIES: usize = 16;
+/// What a peer's answer may be wrong by: room for quantised rows, and none for a mistake.
+const PEER_LIMIT: f64 = 0.05;
+/// The same with 4-bit weights, which err by a fifteenth of what they weigh.
+const COARSE_LIMIT: f64 = 0.3;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn peers_are_compared_with_what_does_the_same() {
+        let pairs = [
+            ("fp32", "f32"),
+            ("bf16", "bf16"),
+            ("w8a8_dynamic", "w8a8"),
+            ("int_mm", "int32 product"),
+            ("q8_0", "w8a8"),
+            ("q4_0", "w4a8"),
+            ("w8a16", "w8a16"),
+            ("w4a16", "w4a16"),
+            ("w8a8_group128", "w8a8-g128"),
+            ("w4a8_group128", "w4a8"),
+            ("w8a32", "w8a16"),
+            ("something", "w8a8"),
+        ];
+        for (theirs, ours) in pairs {
+            assert_eq!(counterpart(theirs), ours, "{theirs}");
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! `cider bench`: how fast this machine works, as shares of what it could, and beside other programs.
+
+mod attention;
+mod attention_work;
+mod linear;
+mod linear_work;
+mod model;
+mod model_work;
+mod peer;
+mod random_model;
+mod record;
+mod roofline;
+mod sample;
+mod svg;
+mod table;
+mod timing;
+mod values;
+
+use std::sync::Arc;
+
+use anyhow::{Context as _, Result};
+use cider_kernels::{Ceilings, CpuBackend};
+
+use self::record::{Record, Row};
+use crate::args::{BenchCommand, BenchOptions};
+use crate::console;
+
+/// Runs the command.
+pub(crate) fn run(command: &BenchCommand) -> Result<()> {
+    match command {
+        BenchCommand::Attention(args) => attention::run(args),
+        BenchCommand::Linear(args) => linear::run(args),
+        BenchCommand::Model(args) => model::run(args),
+    }
+}
+
+/// What every measurement needs: the device, its ceilings, and where the results go.
+struct Bench<'a> {
+    options: &'a BenchOptions,
+    backend: Arc<CpuBackend>,
+    /// One per time they were measured.
+    ceilings: Vec<Ceilings>,
+    rows: Vec<Row>,
+}
+
+impl<'a> Bench<'a> {
+    fn new(options: &'a BenchOptions) -> Result<Self> {
+        let backend = CpuBackend::from_env(options.threads)?;
+        Self::with_backend(options, Arc::new(backend))
+    }
+
+    fn with_backend(options: &'a BenchOptions, backend: Arc<CpuBackend>) -> Result<Self> {
+        for path in [&options.json, &options.svg].into_iter().flatten() {
+            record::check_target(path)?;
+        }
+        let mut bench = Self {
+            options,
+            backend,
+            ceilings: Vec::new(),
+            rows: Vec::new(),
+        };
+        bench.measure_ceilings()?;
+        Ok(bench)
+    }
+
+    fn rounds(&self) -> usize {
+        let default = if self.options.quick { 2 } else { 7 };
+        self.options.rounds.unwrap_or(default)
+    }
+
+    /// Measures the ceilings once more: the machine may have been busy before.
+    fn measure_ceilings(&mut self) -> Result<()> {
+        let rounds = if self.options.quick { 1 } else { 7 };
+        let found = Ceilings::measure_with(&self.backend, rounds)?;
+        self.ceilings.push(found);
+        Ok(())
+    }
+
+    /// The best that was measured so far.
+    fn best(&self) -> Ceilings {
+        let all = self.ceilings.iter().copied();
+        // Measured when the bench was made; a machine without any is not a case.
+        all.reduce(Ceilings::best).unwrap_or(Ceilings {
+            int8: 1.0,
+            bf16: None,
+            f32: 1.0,
+            read: 1.0,
+        })
+    }
+
+    /// Measures the ceilings for the last time, fills in the shares, and gives everything out: the files first, so
+    /// that a reader of the table who goes away costs no record.
+    fn finish(mut self, command: &'static str) -> Result<()> {
+        self.measure_ceilings()?;
+        let best = self.best();
+        for row in &mut self.rows {
+            row.take_shares(&best);
+        }
+        let record = Record::new(command, &self.backend, &self.ceilings, self.rows);
+        if let Some(path) = &self.options.json {
+            record.write(path)?;
+        }
+        if let Some(path) = &self.options.svg {
+            let plot = svg::draw(&record);
+            record::replace(path, plot.as_bytes()).with_context(|| path.display().to_string())?;
+        }
+        console::text(&table::render(&record))
+    }
+}
+
+/// What was given, or else the default.
+fn or<T: Clone>(given: &[T], default: &[T]) -> Vec<T> {
+    if given.is_empty() { default } else { given }.to_vec()
+}

@@ -1,0 +1,94 @@
+//! How long work takes at least.
+
+use cider_kernels::Ceilings;
+use serde::Serialize;
+
+/// The unit that work keeps busy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Unit {
+    Int8,
+    Bf16,
+    F32,
+    /// Nothing but moving bytes.
+    Memory,
+}
+
+impl Unit {
+    /// Operations per second; bf16 is computed in f32 where there is no instruction for it.
+    pub(super) fn peak(self, ceilings: &Ceilings) -> Option<f64> {
+        match self {
+            Self::Int8 => Some(ceilings.int8),
+            Self::Bf16 => Some(ceilings.bf16.unwrap_or(ceilings.f32)),
+            Self::F32 => Some(ceilings.f32),
+            Self::Memory => None,
+        }
+    }
+}
+
+/// What work consists of.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Cost {
+    pub(super) unit: Unit,
+    /// A multiplication and an addition are two.
+    pub(super) operations: f64,
+    /// Bytes that have to come from memory or go there.
+    pub(super) bytes: f64,
+}
+
+impl Cost {
+    /// Of what is not known.
+    pub(super) const NOTHING: Self = Self {
+        unit: Unit::Memory,
+        operations: 0.0,
+        bytes: 0.0,
+    };
+
+    /// Seconds that the operations take at the peak.
+    pub(super) fn computing(&self, ceilings: &Ceilings) -> f64 {
+        self.unit
+            .peak(ceilings)
+            .map_or(0.0, |peak| self.operations / peak)
+    }
+
+    /// Seconds that the bytes take.
+    pub(super) fn reading(&self, ceilings: &Ceilings) -> f64 {
+        self.bytes / ceilings.read
+    }
+
+    /// The longer of the two.
+    pub(super) fn least(&self, ceilings: &Ceilings) -> f64 {
+        self.computing(ceilings).max(self.reading(ceilings))
+    }
+
+    /// Whether memory may be what the work waits for.
+    pub(super) fn is_memory_bound(&self, ceilings: &Ceilings) -> bool {
+        4.0 * self.reading(ceilings) > self.computing(ceilings)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_longer_of_reading_and_computing_counts() {
+        let ceilings = Ceilings {
+            int8: 1000.0,
+            bf16: None,
+            f32: 100.0,
+            read: 10.0,
+        };
+        let cost = |unit, operations, bytes| Cost {
+            unit,
+            operations,
+            bytes,
+        };
+        assert_eq!(cost(Unit::Int8, 2000.0, 10.0).least(&ceilings), 2.0);
+        assert_eq!(cost(Unit::Int8, 2000.0, 30.0).least(&ceilings), 3.0);
+        assert_eq!(cost(Unit::Bf16, 200.0, 1.0).least(&ceilings), 2.0);
+        assert_eq!(cost(Unit::Memory, 0.0, 5.0).least(&ceilings), 0.5);
+        assert!(cost(Unit::Int8, 1000.0, 3.0).is_memory_bound(&ceilings));
+        assert!(!cost(Unit::Int8, 1000.0, 2.0).is_memory_bound(&ceilings));
+    }
+}

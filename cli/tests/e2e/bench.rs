@@ -1,0 +1,250 @@
+//! `cider bench` in its short form: every answer is checked, everything is in the record.
+
+use std::fs;
+use std::path::Path;
+
+use serde_json::Value;
+
+use crate::errors::{failed, refused};
+use crate::support::{Outcome, cider, finish, folder, run};
+
+/// Runs `cider bench` with its short form and a record in `folder`; gives the outcome and the record.
+fn quick(folder: &Path, arguments: &[&str]) -> (Outcome, Value) {
+    let file = folder.join("record.json");
+    let mut command = cider();
+    command.arg("bench").args(arguments).arg("--quick");
+    let outcome = finish(command.arg("--json").arg(&file)).succeeded();
+    let record = serde_json::from_str(&fs::read_to_string(file).unwrap()).unwrap();
+    (outcome, record)
+}
+
+/// The rows of a record, each of which must have a time within its spread and a share of what is possible.
+fn rows(record: &Value) -> &Vec<Value> {
+    let rows = record["rows"].as_array().unwrap();
+    for row in rows {
+        let time = |key: &str| row["ms"][key].as_f64().unwrap();
+        assert!(0.0 < time("min") && time("min") <= time("median"), "{row}");
+        assert!(time("median") <= time("max"), "{row}");
+        for key in ["floor_ms", "share_of_roofline"] {
+            assert!(row[key].as_f64().unwrap() > 0.0, "{key} of {row}");
+        }
+    }
+    rows
+}
+
+fn has_ceilings(record: &Value) {
+    let ceilings = &record["ceilings"];
+    for key in ["int8_tops", "f32_tops", "read_gbs"] {
+        assert!(ceilings[key].as_f64().unwrap() > 0.0, "{ceilings}");
+    }
+    assert_eq!(ceilings["measured"].as_array().unwrap().len(), 3);
+    for key in ["date", "cider_version"] {
+        assert!(!record[key].as_str().unwrap().is_empty());
+    }
+    for key in ["cpu", "isa", "os"] {
+        assert!(!record["machine"][key].as_str().unwrap().is_empty());
+    }
+    assert!(record["machine"]["threads"].as_u64().unwrap() > 0);
+}
+
+#[test]
+fn linear_measures_every_scheme_at_every_size() {
+    let folder = folder("bench-linear");
+    let svg = folder.join("plot.svg");
+    let (outcome, record) = quick(&folder, &["linear", "--svg", svg.to_str().unwrap()]);
+    assert_eq!(record["command"], "linear");
+    has_ceilings(&record);
+    let rows = rows(&record);
+    let variants = [
+        "w8a8",
+        "int32 product",
+        "quantise",
+        "w8a8-g128",
+        "w4a8",
+        "w4a8-channel",
+        "w8a16",
+        "w4a16",
+        "bf16",
+        "f32",
+    ];
+    assert_eq!(rows.len(), 2 * 3 * variants.len());
+    for (row, variant) in rows.iter().zip(variants.iter().cycle()) {
+        assert_eq!(row["variant"], *variant);
+        assert_eq!(row["who"], "cider");
+        let error = row["relative_error"].as_f64();
+        match *variant {
+            "quantise" => assert!(error.is_none() && row["tops"].is_null(), "{row}"),
+            // The weights are of a kind that INT8 holds exactly, INT4 not.
+            "int32 product" => assert_eq!(error, Some(0.0)),
+            "w4a8" | "w4a8-channel" | "w4a16" => {
+                assert!(
+                    error.is_some_and(|error| error > 0.01 && error < 0.2),
+                    "{row}"
+                );
+            }
+            _ => assert!(error.is_some_and(|error| error < 0.01), "{row}"),
+        }
+        if *variant != "quantise" {
+            assert!(row["share_of_peak"].as_f64().unwrap() > 0.0);
+        }
+        assert!(outcome.stdout.contains(variant));
+    }
+    assert!(outcome.stdout.contains("192x320 M=33"), "{outcome:?}");
+    let plot = fs::read_to_string(svg).unwrap();
+    assert!(plot.starts_with("<svg") && plot.ends_with("</svg>\n"));
+    for part in ["192x320", "320x192", "int8 peak", "cider w8a8", "TOPS"] {
+        assert!(plot.contains(part), "{part} is not in the plot");
+    }
+}
+
+#[test]
+fn linear_measures_what_it_is_asked_for_on_a_forced_level() {
+    let folder = folder("bench-forced");
+    let file = folder.join("record.json");
+    let mut command = cider();
+    command
+        .args([
+            "-q", "bench", "linear", "--quick", "--m", "2,5", "--shape", "48x64",
+        ])
+        .args([
+            "--scheme",
+            "bf16,w8a16",
+            "--rounds",
+            "3",
+            "--threads",
+            "1",
+            "--json",
+        ])
+        .arg(&file)
+        .env("CIDER_CPU", "scalar");
+    let outcome = finish(&mut command).succeeded();
+    assert_eq!(outcome.stderr, "");
+    let record: Value = serde_json::from_str(&fs::read_to_string(file).unwrap()).unwrap();
+    let machine = &record["machine"];
+    assert_eq!(
+        (&machine["isa"], &machine["threads"]),
+        (&"scalar".into(), &1.into())
+    );
+    let found: Vec<_> = rows(&record)
+        .iter()
+        .map(|row| {
+            assert_eq!(row["ms"]["rounds"], 3);
+            (
+                row["shape"]["m"].as_u64().unwrap(),
+                row["variant"].as_str().unwrap(),
+            )
+        })
+        .collect();
+    assert_eq!(
+        found,
+        [(2, "bf16"), (2, "w8a16"), (5, "bf16"), (5, "w8a16")]
+    );
+}
+
+#[test]
+fn attention_measures_both_phases() {
+    let (outcome, record) = quick(
+        &folder("bench-attention"),
+        &[
+            "attention",
+            "--geometry",
+            "smollm2-135m",
+            "--kv",
+            "f32,bf16",
+        ],
+    );
+    has_ceilings(&record);
+    let rows = rows(&record);
+    // A prompt, a generated token, and two at once.
+    assert_eq!(rows.len(), 3 * 2);
+    for row in rows {
+        let limit = if row["variant"] == "kv f32" {
+            1e-4
+        } else {
+            0.02
+        };
+        assert!(row["relative_error"].as_f64().unwrap() < limit, "{row}");
+        assert!(row["gbs"].as_f64().unwrap() > 0.0);
+    }
+    assert!(
+        outcome.stdout.contains("smollm2-135m decode 2 at 100"),
+        "{outcome:?}"
+    );
+}
+
+#[test]
+fn model_measures_the_start_and_both_phases() {
+    let (outcome, record) = quick(&folder("bench-model"), &["model"]);
+    has_ceilings(&record);
+    let found: Vec<_> = rows(&record)
+        .iter()
+        .map(|row| {
+            let phase = row["phase"].as_str().unwrap();
+            let has_rate = row["tokens_per_second"]
+                .as_f64()
+                .is_some_and(|rate| rate > 0.0);
+            assert_eq!(has_rate, ["prefill", "decode"].contains(&phase), "{row}");
+            assert!(row["bytes"].as_f64().unwrap() > 0.0);
+            (phase, row["shape"]["prompt"].as_u64().unwrap())
+        })
+        .collect();
+    let expected = [
+        ("load", 0),
+        ("first token", 32),
+        ("prefill", 16),
+        ("decode", 16),
+        ("prefill", 40),
+        ("decode", 40),
+    ];
+    assert_eq!(found, expected);
+    assert!(
+        outcome.stdout.contains("demo-vlm prefill 40"),
+        "{outcome:?}"
+    );
+}
+
+#[test]
+fn wrong_options_have_exit_code_2() {
+    let linear = |more: [&str; 2]| run(["bench", "linear", more[0], more[1]]);
+    refused(&linear(["--m", "0"]), &["--m", "above 0"]);
+    refused(&linear(["--m", "8,x"]), &["--m", "x"]);
+    refused(&linear(["--shape", "10240"]), &["--shape", "10240x2560"]);
+    refused(&linear(["--shape", "0x64"]), &["--shape", "0x64"]);
+    refused(&linear(["--scheme", "w2a8"]), &["w2a8"]);
+    refused(&linear(["--rounds", "0"]), &["--rounds"]);
+    refused(&linear(["--threads", "0"]), &["--threads", "1 to 1024"]);
+    let attention = |more: [&str; 2]| run(["bench", "attention", more[0], more[1]]);
+    refused(&attention(["--kv", "i32"]), &["--kv i32", "bf16"]);
+    refused(
+        &attention(["--prefill", "100x50"]),
+        &["100x50", "more rows"],
+    );
+    refused(&attention(["--geometry", "gpt"]), &["gpt"]);
+    let model = ["bench", "model", "--scheme", "none", "--group-size", "64"];
+    refused(&run(model), &["--group-size", "none"]);
+}
+
+#[test]
+fn what_cannot_be_written_is_seen_before_anything_is_measured() {
+    let folder = folder("bench-targets");
+    let missing = folder.join("missing/record.json");
+    for option in ["--json", "--svg"] {
+        let mut command = cider();
+        command.args(["bench", "linear", option]).arg(&missing);
+        failed(
+            &finish(&mut command),
+            &["missing/record.json", "No such file"],
+        );
+        let mut command = cider();
+        command.args(["bench", "linear", option]).arg(&folder);
+        failed(
+            &finish(&mut command),
+            &["bench-targets", "no place for a file"],
+        );
+    }
+    let mut command = cider();
+    command
+        .args(["bench", "model"])
+        .arg(folder.join("missing.gguf"));
+    failed(&finish(&mut command), &["missing.gguf", "No such file"]);
+}
