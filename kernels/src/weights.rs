@@ -13,9 +13,9 @@ pub struct Weights {
     pub(crate) k: usize,
     /// Tiles of weights.
     pub(crate) data: Buffer,
-    /// f32 `[groups][n padded to a tile]`; empty for dense weights.
+    /// f32, one for each group of each row, in the backend's order; empty for dense weights.
     pub(crate) scales: Buffer,
-    /// i32 `[groups][n padded]`: sums over the group's columns of the integer weights.
+    /// i32 in the same order: sums over the group's columns of the integer weights.
     pub(crate) sums: Buffer,
     /// f32 `[n padded]`, zero where there is no bias.
     pub(crate) bias: Buffer,

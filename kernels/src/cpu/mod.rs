@@ -13,6 +13,7 @@
 )]
 
 mod attention;
+mod block;
 mod caches;
 mod ceilings;
 mod elementwise;

@@ -10,7 +10,8 @@
 //! | int8 | `[16 rows][4 columns]` |
 //! | int4 | `[16 rows][4 bytes]`, columns 0..4 in the low nibbles and 4..8 in the high ones, value + 8 |
 //!
-//! Columns are padded with zeros to a whole step, rows to a whole tile.
+//! Columns are padded with zeros to a whole step, rows to a whole tile. Scales and sums are kept by tile too:
+//! `[tiles][groups][16 rows]`.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -50,6 +51,11 @@ pub(super) fn step_bytes(format: Format) -> usize {
 /// Bytes from one tile to the next.
 pub(super) fn tile_bytes(format: Format, k: usize) -> usize {
     k.div_ceil(step_columns(format)) * step_bytes(format)
+}
+
+/// Where the scale and the sum of a row's group lie: those of a tile's groups follow each other.
+fn lane(row: usize, group: usize, groups: usize) -> usize {
+    (row / LANES * groups + group) * LANES + row % LANES
 }
 
 /// Zeroed weights.
@@ -121,7 +127,7 @@ pub(super) fn fill(
 struct Target<'a> {
     format: Format,
     k: usize,
-    padded: usize,
+    groups: usize,
     data: Shared<'a, u8>,
     scales: Shared<'a, f32>,
     sums: Shared<'a, i32>,
@@ -132,7 +138,7 @@ impl<'a> Target<'a> {
         Self {
             format: weights.format,
             k: weights.k,
-            padded: weights.n.next_multiple_of(LANES),
+            groups: weights.format.groups(weights.k),
             data: Shared::new(weights.data.as_mut_slice()),
             scales: Shared::new(weights.scales.as_mut_slice()),
             sums: Shared::new(weights.sums.as_mut_slice()),
@@ -153,8 +159,9 @@ impl<'a> Target<'a> {
             let sum = values.iter().map(|&value| i32::from(value)).sum::<i32>();
             // SAFETY: group and row are inside the weights, and this thread owns the row's tile.
             unsafe {
-                self.scales.write(group * self.padded + row, scale);
-                self.sums.write(group * self.padded + row, sum);
+                let at = lane(row, group, self.groups);
+                self.scales.write(at, scale);
+                self.sums.write(at, sum);
             }
         }
         if matches!(self.format, Format::W8 { .. }) {
@@ -318,10 +325,10 @@ fn clip(values: &[f32], p: f64) -> f32 {
 
 /// Reads a row of integers back.
 pub(super) fn read_integers(weights: &Weights, row: usize, out: &mut [i8], scales: &mut [f32]) {
-    let padded = weights.n.next_multiple_of(LANES);
     let all = weights.scales.as_slice::<f32>();
+    let groups = weights.format.groups(weights.k);
     for (group, scale) in scales.iter_mut().enumerate() {
-        *scale = all[group * padded + row];
+        *scale = all[lane(row, group, groups)];
     }
     let bytes = row_bytes(weights, row);
     for (k, q) in out.iter_mut().enumerate() {
@@ -360,13 +367,13 @@ pub(super) fn read_row(weights: &Weights, row: usize, out: &mut [f32]) {
 }
 
 fn read_scaled(weights: &Weights, row: usize, bytes: &[u8], out: &mut [f32]) {
-    let padded = weights.n.next_multiple_of(LANES);
+    let count = weights.format.groups(weights.k);
     let scales = weights.scales.as_slice::<f32>();
     let four_bits = matches!(weights.format, Format::W4 { .. });
     let groups = out.chunks_mut(weights.format.group_size(weights.k));
     let mut k = 0;
     for (group, values) in groups.enumerate() {
-        let scale = scales[group * padded + row];
+        let scale = scales[lane(row, group, count)];
         for value in values {
             let q = if four_bits {
                 ((bytes[k / 8 * 64 + k % 4] >> (k % 8 / 4 * 4)) & 15) as i8 - 8
