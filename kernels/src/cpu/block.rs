@@ -128,7 +128,7 @@ impl<P: Product, const R: usize, const T: usize> Kernel for Registers<'_, P, R, 
         } else {
             let waiting: *mut [[P::Acc<S>; T]; R] = self.waiting(size_of::<P::Acc<S>>()).cast();
             let mut acc = if first {
-                [self.starts(s, 0); R]
+                [starts::<S, P, T>(s, self.weight_sums()); R]
             } else {
                 // SAFETY: an earlier part of the columns left them there.
                 unsafe { waiting.read() }
@@ -171,14 +171,10 @@ impl<P: Product, const R: usize, const T: usize> Registers<'_, P, R, T> {
         self.block.sums.wrapping_add(place * size)
     }
 
-    /// Empty sums of a group.
+    /// The sums of the weights of the first group.
     #[inline(always)]
-    fn starts<S: Simd>(&self, s: S, group: usize) -> [P::Acc<S>; T] {
-        std::array::from_fn(|t| {
-            let sums = self.block.job.sums(self.block.tile + t);
-            // SAFETY: sums of a group have sixteen lanes.
-            unsafe { P::start(s, sums.wrapping_add(group * LANES)) }
-        })
+    fn weight_sums(&self) -> [*const i32; T] {
+        std::array::from_fn(|t| self.block.job.sums(self.block.tile + t))
     }
 
     /// The steps of columns `columns.0..columns.1`.
@@ -213,24 +209,31 @@ impl<P: Product, const R: usize, const T: usize> Registers<'_, P, R, T> {
     #[inline(always)]
     fn groups<S: Simd>(&self, s: S, total: &mut [[[f32; LANES]; T]; R]) {
         let weights = self.block.job.weights;
-        let group_size = weights.format.group_size(weights.k);
+        let group_size = self.block.job.group_size;
         let (start, end) = self.block.columns;
         let scales: [*const f32; T] =
             std::array::from_fn(|t| self.block.job.scales(self.block.tile + t));
+        let weight_sums = self.weight_sums();
         for first in (start..end).step_by(SEGMENT) {
             let mut segment = Sums([[[0.0; LANES]; T]; R]);
-            // Kept in memory: there are no registers for them beside those of the sums.
-            let parts = black_box(segment.0.as_mut_ptr());
+            let parts = segment.0.as_mut_ptr();
             let segment_end = (first + SEGMENT).min(end);
             let mut walk = self.walk(s, (first, segment_end));
             let mut left = walk.steps;
             walk.steps = group_size / step_columns(weights.format);
             let mut group = first / group_size;
+            let mut sums = weight_sums.map(|sums| sums.wrapping_add(group * LANES));
             while left > 0 {
                 walk.steps = walk.steps.min(left);
                 left -= walk.steps;
-                let mut acc = [self.starts(s, group); R];
+                let mut acc = [starts::<S, P, T>(s, sums); R];
+                for sums in &mut sums {
+                    *sums = sums.wrapping_add(LANES);
+                }
                 walk = walk.add(s, &mut acc);
+                // An address that the compiler cannot know keeps the parts in memory: it would take them through
+                // the loop in registers that it does not have.
+                let parts = black_box(parts);
                 for t in 0..T {
                     // SAFETY: scales of a group have sixteen lanes.
                     let scale = unsafe { s.load(scales[t].add(group * LANES)) };
@@ -255,6 +258,18 @@ impl<P: Product, const R: usize, const T: usize> Registers<'_, P, R, T> {
             }
         }
     }
+}
+
+/// Empty sums for weights of these sums.
+#[inline(always)]
+fn starts<S: Simd, P: Product, const T: usize>(s: S, sums: [*const i32; T]) -> [P::Acc<S>; T] {
+    // SAFETY: sums of a group have sixteen lanes.
+    let mut starts = [unsafe { P::start(s, sums[0]) }; T];
+    for t in 1..T {
+        // SAFETY: as above.
+        starts[t] = unsafe { P::start(s, sums[t]) };
+    }
+    starts
 }
 
 /// Steps of `T` tiles and a panel.

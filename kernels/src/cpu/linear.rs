@@ -91,6 +91,9 @@ pub(super) struct Job<'a> {
     /// Whether the panels hold bf16.
     pub(super) bf16: bool,
     pub(super) plan: Plan,
+    /// Scales of a row, and columns that share one.
+    pub(super) groups: usize,
+    pub(super) group_size: usize,
 }
 
 impl<'a> Job<'a> {
@@ -137,6 +140,8 @@ impl<'a> Job<'a> {
             units,
             bf16,
             plan,
+            groups: weights.format.groups(weights.k),
+            group_size: weights.format.group_size(weights.k),
         }
     }
 
@@ -228,7 +233,7 @@ impl<'a> Job<'a> {
     }
 
     fn of_tile<T: Element>(&self, all: &'a [T], tile: usize) -> *const T {
-        let lanes = self.weights.format.groups(self.weights.k) * LANES;
+        let lanes = self.groups * LANES;
         if lanes == 0 {
             return std::ptr::null();
         }

@@ -50,6 +50,11 @@ impl Kernel for Quantize<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
+        if let (DType::Bf16, Ok(values)) = (self.x.dtype(), self.x.row::<bf16>(self.row))
+            && values.len().is_multiple_of(LANES)
+        {
+            return self.out.put_bf16(s, self.row, bytemuck::cast_slice(values));
+        }
         load_row(s, self.x, self.row, self.floats);
         self.out.put_row(s, self.row, self.floats);
     }
@@ -332,7 +337,32 @@ impl<'a> OutQuantized<'a> {
             // SAFETY: the chunk has sixteen elements.
             acc = s.max_magnitude(acc, unsafe { s.load(chunk.as_ptr()) });
         }
-        let largest = f32::from_bits(s.reduce_max_i32(acc) as u32);
+        let mut quads = self.quads(s, row, acc);
+        for chunk in values.chunks_exact(LANES) {
+            // SAFETY: the chunk has sixteen elements.
+            quads.put(s, unsafe { s.load(chunk.as_ptr()) });
+        }
+    }
+
+    /// Quantises a row of whole vectors of bf16 where it lies.
+    #[inline(always)]
+    fn put_bf16<S: Simd>(&self, s: S, row: usize, values: &[u16]) {
+        let mut acc = s.zero_i32();
+        for chunk in values.chunks_exact(LANES) {
+            // SAFETY: the chunk has sixteen elements.
+            acc = s.max_magnitude(acc, unsafe { s.load_bf16(chunk.as_ptr()) });
+        }
+        let mut quads = self.quads(s, row, acc);
+        for chunk in values.chunks_exact(LANES) {
+            // SAFETY: the chunk has sixteen elements.
+            quads.put(s, unsafe { s.load_bf16(chunk.as_ptr()) });
+        }
+    }
+
+    /// Writes the scale of a row of these largest magnitudes; where its values go.
+    #[inline(always)]
+    fn quads<S: Simd>(&self, s: S, row: usize, magnitudes: S::I) -> Quads {
+        let largest = f32::from_bits(s.reduce_max_i32(magnitudes) as u32);
         let (scale, inverse) = if !largest.is_finite() {
             (f32::NAN, 0.0)
         } else if largest < SMALLEST_MAX {
@@ -340,23 +370,44 @@ impl<'a> OutQuantized<'a> {
         } else {
             (largest / 127.0, 127.0 / largest)
         };
+        let (first, step) = self.panels.place(row, self.units);
+        // SAFETY: the row is this thread's.
+        let next = unsafe {
+            self.scales.write(row, scale);
+            self.data.at(first * UNIT)
+        };
+        Quads {
+            next,
+            step: step * UNIT,
+            inverse,
+        }
+    }
+}
+
+/// The place of the next values of a row in its panel.
+struct Quads {
+    next: *mut u8,
+    /// Bytes from one quad to the next.
+    step: usize,
+    /// What values are multiplied with; zero for a row of zeros.
+    inverse: f32,
+}
+
+impl Quads {
+    #[inline(always)]
+    fn put<S: Simd>(&mut self, s: S, values: S::F) {
+        let q = if self.inverse == 0.0 {
+            s.zero_i32()
+        } else {
+            s.round(s.mul(values, s.splat(self.inverse)))
+        };
+        let mut quads = [0_u32; LANES / UNIT];
         // SAFETY: the row is this thread's, and its bytes are padded to whole vectors.
         unsafe {
-            self.scales.write(row, scale);
-            let (first, step) = self.panels.place(row, self.units);
-            let mut out = self.data.at(first * UNIT);
-            for chunk in values.chunks_exact(LANES) {
-                let q = if inverse == 0.0 {
-                    s.zero_i32()
-                } else {
-                    s.round(s.mul(s.load(chunk.as_ptr()), s.splat(inverse)))
-                };
-                let mut quads = [0_u32; LANES / UNIT];
-                s.store_i8(quads.as_mut_ptr().cast(), q, true);
-                for quad in quads {
-                    out.cast::<u32>().write_unaligned(quad);
-                    out = out.wrapping_add(step * UNIT);
-                }
+            s.store_i8(quads.as_mut_ptr().cast(), q, true);
+            for quad in quads {
+                self.next.cast::<u32>().write_unaligned(quad);
+                self.next = self.next.wrapping_add(self.step);
             }
         }
     }

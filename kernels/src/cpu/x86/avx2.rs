@@ -22,6 +22,16 @@ pub(crate) unsafe fn run<K: Kernel>(kernel: K) -> K::Output {
     kernel.run(Avx2::<false>(()))
 }
 
+/// The same as a function of its own: what is compiled many times has its own registers and stack.
+///
+/// # Safety
+/// As for [`run`].
+#[inline(never)]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(crate) unsafe fn apart<K: Kernel>(kernel: K) -> K::Output {
+    kernel.run(Avx2::<false>(()))
+}
+
 /// The vector operations of AVX2; `VNNI` takes the dot product of AVX-VNNI.
 #[derive(Clone, Copy)]
 pub(crate) struct Avx2<const VNNI: bool>(pub(super) ());
@@ -98,9 +108,9 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     fn call<K: Kernel>(self, kernel: K) -> K::Output {
         unsafe {
             if VNNI {
-                super::avx_vnni::run(kernel)
+                super::avx_vnni::apart(kernel)
             } else {
-                run(kernel)
+                apart(kernel)
             }
         }
     }

@@ -15,6 +15,16 @@ pub(crate) unsafe fn run<K: Kernel>(kernel: K) -> K::Output {
     kernel.run(Avx512::<true>(()))
 }
 
+/// The same as a function of its own: what is compiled many times has its own registers and stack.
+///
+/// # Safety
+/// As for [`run`].
+#[inline(never)]
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512bf16")]
+pub(crate) unsafe fn apart<K: Kernel>(kernel: K) -> K::Output {
+    kernel.run(Avx512::<true>(()))
+}
+
 /// Adds the products of the odd halves, then those of the even ones.
 ///
 /// # Safety

@@ -22,6 +22,16 @@ pub(crate) unsafe fn run<K: Kernel>(kernel: K) -> K::Output {
     kernel.run(Avx512::<false>(()))
 }
 
+/// The same as a function of its own: what is compiled many times has its own registers and stack.
+///
+/// # Safety
+/// As for [`run`].
+#[inline(never)]
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
+pub(crate) unsafe fn apart<K: Kernel>(kernel: K) -> K::Output {
+    kernel.run(Avx512::<false>(()))
+}
+
 /// The vector operations of AVX-512; `BF16` takes the dot product of AVX512-BF16.
 #[derive(Clone, Copy)]
 pub(crate) struct Avx512<const BF16: bool>(pub(super) ());
@@ -83,9 +93,9 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
     fn call<K: Kernel>(self, kernel: K) -> K::Output {
         unsafe {
             if BF16 {
-                super::avx512_bf16::run(kernel)
+                super::avx512_bf16::apart(kernel)
             } else {
-                run(kernel)
+                apart(kernel)
             }
         }
     }

@@ -14,6 +14,16 @@ pub(crate) unsafe fn run<K: Kernel>(kernel: K) -> K::Output {
     kernel.run(Avx2::<true>(()))
 }
 
+/// The same as a function of its own: what is compiled many times has its own registers and stack.
+///
+/// # Safety
+/// As for [`run`].
+#[inline(never)]
+#[target_feature(enable = "avx2,fma,f16c,avxvnni")]
+pub(crate) unsafe fn apart<K: Kernel>(kernel: K) -> K::Output {
+    kernel.run(Avx2::<true>(()))
+}
+
 /// Adds the dot products of unsigned activations and signed weights.
 ///
 /// # Safety
