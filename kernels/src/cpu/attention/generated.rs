@@ -5,12 +5,12 @@
 
 use std::ops::Range;
 
-use super::partial::{Stack, put};
+use super::partial::{Stack, exp_below, put};
 use super::plan::{Chunk, Job, Row, in_block};
 use super::stored::{Element, Stored, block};
 use crate::cpu::raw::Shared;
 use crate::cpu::rows::load_row;
-use crate::cpu::simd::{Kernel, LANES, Simd, exp};
+use crate::cpu::simd::{Kernel, LANES, Simd};
 use crate::kv::KV_BLOCK;
 
 /// Some blocks of a row, for the query heads of one KV head.
@@ -43,10 +43,13 @@ impl Kernel for GeneratedChunk<'_> {
         let (queries, floats) = floats.split_at_mut(group * width);
         load_queries(s, job, &row, queries);
         let mut stack = Stack::new(floats, group, len);
-        for index in blocks {
+        for index in blocks.clone() {
+            let first_row = |index| job.first_row(row.run, row.kv_head, index);
+            let next = (index + 1 < blocks.end).then(|| first_row(index + 1));
             let block = Block {
                 job,
-                first_row: job.first_row(row.run, row.kv_head, index),
+                first_row: first_row(index),
+                next,
                 seen: in_block(&seen, index),
             };
             block.reduce(s, queries, room, stack.top());
@@ -134,6 +137,8 @@ fn put_heads<S: Simd>(s: S, job: &Job<'_>, row: &Row<'_>, partials: &mut [f32]) 
 struct Block<'a> {
     job: &'a Job<'a>,
     first_row: usize,
+    /// Where the block after it begins: it is asked for while this one is reduced.
+    next: Option<usize>,
     seen: Range<usize>,
 }
 
@@ -193,7 +198,7 @@ impl Block<'_> {
         let keys = self.job.keys;
         if !size.is_multiple_of(LANES) {
             keys.widen(s, self.first_row, size, room);
-            self.score_rows(s, queries, room, out);
+            self.copied().score_rows(s, queries, room, out);
         } else {
             match keys {
                 Stored::F32(all) => self.score_rows(s, queries, self.rows(all), out),
@@ -216,6 +221,15 @@ impl Block<'_> {
         }
     }
 
+    /// The block for rows that were copied: what lies behind them is not the next block.
+    fn copied(&self) -> Self {
+        Self {
+            next: None,
+            seen: self.seen.clone(),
+            ..*self
+        }
+    }
+
     fn rows<'a, T>(&self, all: &'a [T]) -> &'a [T] {
         block(all, self.first_row, self.job.cache.head_size)
     }
@@ -231,6 +245,7 @@ impl Block<'_> {
     ) {
         let width = self.job.width();
         for key in (self.seen.start / KEYS * KEYS..self.seen.end).step_by(KEYS) {
+            self.prefetch(s, keys, key, KEYS);
             let mut acc = [s.splat(0.0); LANES];
             for at in (0..width).step_by(LANES) {
                 for k in 0..KEYS {
@@ -252,6 +267,18 @@ impl Block<'_> {
         }
     }
 
+    /// Asks for rows of the next block, which lies where `rows`, this one's, say.
+    #[inline(always)]
+    fn prefetch<S: Simd, T>(&self, s: S, rows: &[T], row: usize, count: usize) {
+        let Some(next) = self.next else { return };
+        let bytes = self.job.cache.head_size * size_of::<T>();
+        let away = next.wrapping_sub(self.first_row).wrapping_add(row);
+        let first = rows.as_ptr().cast::<u8>().wrapping_add(away.wrapping_mul(bytes));
+        for at in (0..count * bytes).step_by(64) {
+            s.prefetch(first.wrapping_add(at));
+        }
+    }
+
     /// The weighted sums of the values of the keys seen, in ascending order of keys.
     #[inline(always)]
     fn weigh<S: Simd, const H: usize>(
@@ -265,7 +292,7 @@ impl Block<'_> {
         let values = self.job.values;
         if !size.is_multiple_of(LANES) {
             values.widen(s, self.first_row, size, room);
-            self.weigh_rows(s, weights, room, out);
+            self.copied().weigh_rows(s, weights, room, out);
             return;
         }
         match values {
@@ -312,6 +339,9 @@ impl Block<'_> {
         let (width, len) = (self.job.width(), self.job.partial_len());
         let mut acc = [[s.splat(0.0); V]; H];
         for key in self.seen.clone() {
+            if at == 0 {
+                self.prefetch(s, values, key, 1);
+            }
             for v in 0..V {
                 // SAFETY: the block has 64 rows of `width` values.
                 let value = unsafe {
@@ -367,7 +397,7 @@ fn soften<S: Simd>(s: S, scores: &mut [f32; KV_BLOCK], seen: Range<usize>, summa
     for chunk in scores.chunks_exact_mut(LANES) {
         // SAFETY: the chunk has sixteen elements.
         unsafe {
-            let weight = exp(s, s.sub(s.load(chunk.as_ptr()), s.splat(max)));
+            let weight = exp_below(s, s.sub(s.load(chunk.as_ptr()), s.splat(max)));
             sum = s.add(sum, weight);
             s.store(chunk.as_mut_ptr(), weight);
         }

@@ -4,7 +4,8 @@
 //! and the sum of the weights.
 
 use super::plan::Job;
-use crate::cpu::simd::{LANES, Simd, exp};
+use crate::cpu::simd::{LANES, Simd};
+use crate::reference::elementwise::{EXP_LOWEST, EXP_POLYNOMIAL, LN_2_HIGH, LN_2_LOW};
 
 /// Merges a later partial result into an earlier one.
 #[inline(always)]
@@ -15,7 +16,7 @@ pub(super) fn merge<S: Simd>(s: S, left: &mut [f32], right: &[f32]) {
     lanes[0] = left[width] - max;
     lanes[1] = right[width] - max;
     // SAFETY: `lanes` has sixteen elements.
-    unsafe { s.store(lanes.as_mut_ptr(), exp(s, s.load(lanes.as_ptr()))) };
+    unsafe { s.store(lanes.as_mut_ptr(), exp_below(s, s.load(lanes.as_ptr()))) };
     let (a, b) = (s.splat(lanes[0]), s.splat(lanes[1]));
     for at in (0..left.len()).step_by(LANES) {
         // SAFETY: both are whole vectors.
@@ -104,4 +105,20 @@ pub(super) fn put<S: Simd>(s: S, job: &Job<'_>, at: (usize, usize), partial: &mu
         }
     }
     job.out.put_part(s, at.0, at.1 * size, &partial[..size]);
+}
+
+/// `e^x` as everywhere, for an `x` that is not above 0: differences from the largest are not.
+#[inline(always)]
+pub(super) fn exp_below<S: Simd>(s: S, x: S::F) -> S::F {
+    let n = s.round(s.mul(x, s.splat(std::f32::consts::LOG2_E)));
+    let nf = s.to_f32(n);
+    let r = s.fma(nf, s.splat(-LN_2_HIGH), x);
+    let r = s.fma(nf, s.splat(-LN_2_LOW), r);
+    let mut p = s.splat(EXP_POLYNOMIAL[0]);
+    for &coefficient in &EXP_POLYNOMIAL[1..] {
+        p = s.fma(p, r, s.splat(coefficient));
+    }
+    let y = s.add(s.fma(p, s.mul(r, r), r), s.splat(1.0));
+    let y = s.mul(y, s.pow2(n));
+    s.select_lt(x, s.splat(EXP_LOWEST), s.splat(0.0), y)
 }

@@ -119,12 +119,14 @@ impl<'a> Job<'a> {
     pub(super) fn part(&self, task: usize) -> Part<'a> {
         let (run, task, slot) = self.find(task, |run| self.tasks_of(run));
         if run.phase == Phase::Prompt {
-            // Late tiles see the most keys: they go first, so that no thread is left alone with one.
+            // Neighbours share a KV head, whose blocks stay in the cache. Late tiles see the most keys: they go
+            // first, so that no thread is left alone with one.
             let all = run.rows * self.group;
-            let tile = all.div_ceil(TILE_ROWS) - 1 - task / self.kv_heads();
+            let tiles = all.div_ceil(TILE_ROWS);
+            let tile = tiles - 1 - task % tiles;
             return Part::Tile(Tile {
                 run,
-                kv_head: task % self.kv_heads(),
+                kv_head: task / tiles,
                 rows: tile * TILE_ROWS..((tile + 1) * TILE_ROWS).min(all),
             });
         }
@@ -221,6 +223,16 @@ impl<'a> Job<'a> {
     pub(super) fn first_row(&self, run: &AttentionRun, kv_head: usize, block: usize) -> usize {
         let place = run.blocks_in(self.table)[block] as usize;
         self.cache.row(place, kv_head, 0)
+    }
+
+    /// Where the keys and the values of the block that begins at `row` lie, and how many bytes they are.
+    pub(super) fn addresses(&self, row: usize) -> [(*const u8, usize); 2] {
+        let size = self.cache.head_size;
+        let of = |stored: Stored<'_>| {
+            let bytes = stored.bytes(row, size);
+            (bytes.as_ptr(), bytes.len())
+        };
+        [of(self.keys), of(self.values)]
     }
 
     /// Whether weights of prompts are rounded to bf16: where everything that is multiplied is exact in it.

@@ -7,11 +7,12 @@ use std::ops::Range;
 
 use half::bf16;
 
+use super::partial::exp_below;
 use super::plan::{Job, STATES, TILE_ROWS, Tile, in_block};
 use super::product::{Float, Ones, Pair, Word, multiply};
 use super::stored::{Stored, block};
 use crate::cpu::rows::load_row;
-use crate::cpu::simd::{Kernel, LANES, Simd, exp};
+use crate::cpu::simd::{Kernel, LANES, Simd};
 use crate::kv::KV_BLOCK;
 
 /// The rows of a tile over all keys that they see.
@@ -128,7 +129,11 @@ impl<'a> TileRows<'a> {
         for index in any.start / KV_BLOCK..any.end.div_ceil(KV_BLOCK) {
             let seen = in_block(&any, index);
             let first_row = self.job.first_row(self.tile.run, self.tile.kv_head, index);
-            let block = self.load_block::<S, W>(s, first_row, &seen);
+            let mut block = self.load_block::<S, W>(s, first_row, &seen);
+            if (index + 1) * KV_BLOCK < any.end {
+                let next = self.job.first_row(self.tile.run, self.tile.kv_head, index + 1);
+                block.next = Some(self.job.addresses(next));
+            }
             if in_block(&every, index) == (0..KV_BLOCK) {
                 self.meet::<S, W, false>(s, &block);
                 self.weigh::<S, W>(s, &block);
@@ -229,6 +234,7 @@ impl<'a> TileRows<'a> {
             key_factors: job.keys.factors(first_row),
             value_factors: job.values.factors(first_row),
             seen: seen.clone(),
+            next: None,
         }
     }
 
@@ -289,6 +295,8 @@ impl<'a> TileRows<'a> {
         let pairs = self.job.cache.head_size.div_ceil(2);
         let scale = s.splat(self.job.scale);
         for key in (block.seen.start / C * C..block.seen.end).step_by(C) {
+            block.prefetch(s, 0, key / C, KV_BLOCK / C);
+            block.prefetch(s, 1, key / C, KV_BLOCK / C);
             for at in (0..self.vectors * LANES).step_by(R * LANES) {
                 // SAFETY: the block has 64 keys of at least `pairs` pairs; `C` divides 64 and the vectors are
                 // a multiple of `R`.
@@ -357,7 +365,7 @@ impl<'a> TileRows<'a> {
                 for (i, weight) in weights.iter_mut().enumerate() {
                     let key = 2 * pair + i;
                     let score = s.load(self.scores.as_ptr().add(key * TILE_ROWS + at));
-                    *weight = exp(s, s.sub(score, max));
+                    *weight = exp_below(s, s.sub(score, max));
                     if PART {
                         *weight = self.where_seen(s, at, key, (*weight, zero));
                     }
@@ -374,7 +382,8 @@ impl<'a> TileRows<'a> {
                     }
                 }
                 if rounds {
-                    weights = weights.map(|weight| s.round_bf16(weight));
+                    // Not `map`: its closure is compiled without the level's instructions.
+                    weights = [s.round_bf16(weights[0]), s.round_bf16(weights[1])];
                 }
                 let out = self.scores.as_mut_ptr();
                 let out = out.add(pair * W::SPAN * TILE_ROWS + at);
@@ -383,8 +392,8 @@ impl<'a> TileRows<'a> {
             let state = &mut self.state;
             let before = s.load(state.max.as_ptr().add(at));
             let both = s.max(before, max);
-            let old = exp(s, s.sub(before, both));
-            let new = exp(s, s.sub(max, both));
+            let old = exp_below(s, s.sub(before, both));
+            let new = exp_below(s, s.sub(max, both));
             let sum = s.load(state.sum.as_ptr().add(at));
             let sum = s.fma(sum, old, s.mul(s.add(even, odd), new));
             s.store(state.max.as_mut_ptr().add(at), both);
@@ -522,4 +531,18 @@ struct Block<'a> {
     value_factors: Option<&'a [f32]>,
     /// The keys that some row sees; those beyond may be anything, but values beyond are 0.
     seen: Range<usize>,
+    /// The keys and values of the block after it, which are asked for while this one is met.
+    next: Option<[(*const u8, usize); 2]>,
+}
+
+impl Block<'_> {
+    /// Asks for one part of `parts` of the next block.
+    #[inline(always)]
+    fn prefetch<S: Simd>(&self, s: S, side: usize, part: usize, parts: usize) {
+        let Some(next) = self.next else { return };
+        let (first, bytes) = next[side];
+        for at in (part * bytes / parts..(part + 1) * bytes / parts).step_by(64) {
+            s.prefetch(first.wrapping_add(at));
+        }
+    }
 }

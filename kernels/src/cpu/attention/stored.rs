@@ -37,6 +37,16 @@ impl<'a> Stored<'a> {
         }
     }
 
+    /// The memory of the block that begins at `row`.
+    pub(super) fn bytes(self, row: usize, size: usize) -> &'a [u8] {
+        match self {
+            Self::F32(all) => bytemuck::cast_slice(block(all, row, size)),
+            Self::F16(all) => bytemuck::cast_slice(block(all, row, size)),
+            Self::Bf16(all) => bytemuck::cast_slice(block(all, row, size)),
+            Self::I8(all, _) => bytemuck::cast_slice(block(all, row, size)),
+        }
+    }
+
     /// The rows of the block that begins at `row`, as floats of `width` columns.
     #[inline(always)]
     pub(super) fn widen<S: Simd>(self, s: S, row: usize, size: usize, out: &mut [f32]) {

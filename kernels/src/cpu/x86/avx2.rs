@@ -441,20 +441,27 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     unsafe fn load_i8(self, p: *const i8) -> F {
         unsafe {
             let bytes = _mm_loadu_si128(p.cast());
-            [bytes, _mm_srli_si128::<8>(bytes)]
-                .map(|half| _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(half)))
+            let high = _mm_srli_si128::<8>(bytes);
+            [
+                _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)),
+                _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(high)),
+            ]
         }
     }
 
     #[inline(always)]
     fn round_bf16(self, v: F) -> F {
-        v.map(|v| unsafe {
-            let bits = _mm256_castps_si256(v);
-            let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
-            let rounded = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
-            let high = _mm256_set1_epi32(0xffff_0000_u32 as i32);
-            _mm256_castsi256_ps(_mm256_and_si256(rounded, high))
-        })
+        let mut rounded = v;
+        for half in 0..2 {
+            unsafe {
+                let bits = _mm256_castps_si256(v[half]);
+                let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
+                let up = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+                let high = _mm256_set1_epi32(0xffff_0000_u32 as i32);
+                rounded[half] = _mm256_castsi256_ps(_mm256_and_si256(up, high));
+            }
+        }
+        rounded
     }
 
     #[inline(always)]

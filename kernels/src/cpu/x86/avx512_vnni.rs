@@ -391,13 +391,13 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
                 let [a, b, c, d] = [rows[i], rows[i + 1], rows[i + 2], rows[i + 3]];
                 let (low, high) = (_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
                 let (next_low, next_high) = (_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
-                let halves = |a, b| {
-                    let (a, b) = (_mm512_castps_pd(a), _mm512_castps_pd(b));
-                    [_mm512_unpacklo_pd(a, b), _mm512_unpackhi_pd(a, b)]
-                        .map(|v| _mm512_castpd_ps(v))
-                };
-                [fours[i], fours[i + 1]] = halves(low, next_low);
-                [fours[i + 2], fours[i + 3]] = halves(high, next_high);
+                let (low, high) = (_mm512_castps_pd(low), _mm512_castps_pd(high));
+                let next_low = _mm512_castps_pd(next_low);
+                let next_high = _mm512_castps_pd(next_high);
+                fours[i] = _mm512_castpd_ps(_mm512_unpacklo_pd(low, next_low));
+                fours[i + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(low, next_low));
+                fours[i + 2] = _mm512_castpd_ps(_mm512_unpacklo_pd(high, next_high));
+                fours[i + 3] = _mm512_castpd_ps(_mm512_unpackhi_pd(high, next_high));
             }
             // Quarters among the fours: column 4 q + j gathers quarter q of vector j of each four.
             let mut columns = rows;
