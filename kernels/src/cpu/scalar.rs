@@ -312,6 +312,7 @@ impl Simd for Scalar {
 
     #[inline(always)]
     unsafe fn store_pairs(self, p: *mut u8, first: F, second: F) {
+        let (first, second) = (self.round_bf16(first), self.round_bf16(second));
         let pairs: [u32; LANES] =
             lanes(|l| first[l].to_bits() >> 16 | second[l].to_bits() & 0xffff_0000);
         // SAFETY: the caller promises 64 bytes.

@@ -149,9 +149,10 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// # Safety
     /// Sixteen bytes must be readable.
     unsafe fn load_i8(self, p: *const i8) -> Self::F;
-    /// Rounds to bf16, half to even, and widens again; numbers alone, what a NaN becomes is not defined.
+    /// Rounds to bf16, half to even, and widens again; what a NaN becomes is not defined.
     fn round_bf16(self, v: Self::F) -> Self::F;
-    /// Writes sixteen pairs of bf16, of floats that it holds exactly.
+    /// Writes sixteen pairs, rounded like [`Simd::round_bf16`]; where [`Simd::BF16_DOT`], subnormals become
+    /// zeros.
     /// # Safety
     /// 64 bytes must be writable.
     unsafe fn store_pairs(self, p: *mut u8, first: Self::F, second: Self::F);

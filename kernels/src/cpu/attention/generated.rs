@@ -150,19 +150,21 @@ impl Block<'_> {
         let mut head = 0;
         while head < group {
             let left = if S::WIDE { group - head } else { 1 };
+            // Heads times keys fill the vectors whose lanes are added up together.
             match left {
-                1 => self.reduce_heads::<S, 1>(s, (queries, head), room, out),
-                2 => self.reduce_heads::<S, 2>(s, (queries, head), room, out),
-                3 => self.reduce_heads::<S, 3>(s, (queries, head), room, out),
-                _ => self.reduce_heads::<S, 4>(s, (queries, head), room, out),
+                1 if S::WIDE => self.reduce_heads::<S, 1, 16>(s, (queries, head), room, out),
+                1 => self.reduce_heads::<S, 1, 4>(s, (queries, head), room, out),
+                2 => self.reduce_heads::<S, 2, 8>(s, (queries, head), room, out),
+                3 => self.reduce_heads::<S, 3, 4>(s, (queries, head), room, out),
+                _ => self.reduce_heads::<S, 4, 4>(s, (queries, head), room, out),
             }
             head += left.min(4);
         }
     }
 
-    /// The partial results of `H` heads from `head` on.
+    /// The partial results of `H` heads from `head` on, scores being computed for `K` keys at a time.
     #[inline(always)]
-    fn reduce_heads<S: Simd, const H: usize>(
+    fn reduce_heads<S: Simd, const H: usize, const K: usize>(
         &self,
         s: S,
         (queries, head): (&[f32], usize),
@@ -173,7 +175,7 @@ impl Block<'_> {
         let queries = &queries[head * width..][..H * width];
         let out = &mut out[head * len..][..H * len];
         let mut weights = [[f32::NEG_INFINITY; KV_BLOCK]; H];
-        self.score(s, queries, room, &mut weights);
+        self.score::<S, H, K>(s, queries, room, &mut weights);
         for (weights, out) in weights.iter_mut().zip(out.chunks_exact_mut(len)) {
             soften(s, weights, self.seen.clone(), &mut out[width..]);
             if let Some(factors) = self.job.values.factors(self.first_row) {
@@ -187,7 +189,7 @@ impl Block<'_> {
 
     /// The scores of the keys that are seen.
     #[inline(always)]
-    fn score<S: Simd, const H: usize>(
+    fn score<S: Simd, const H: usize, const K: usize>(
         &self,
         s: S,
         queries: &[f32],
@@ -198,13 +200,16 @@ impl Block<'_> {
         let keys = self.job.keys;
         if !size.is_multiple_of(LANES) {
             keys.widen(s, self.first_row, size, room);
-            self.copied().score_rows(s, queries, room, out);
+            self.copied()
+                .score_rows::<S, _, H, K>(s, queries, room, out);
         } else {
             match keys {
-                Stored::F32(all) => self.score_rows(s, queries, self.rows(all), out),
-                Stored::F16(all) => self.score_rows(s, queries, self.rows(all), out),
-                Stored::Bf16(all) => self.score_rows(s, queries, self.rows(all), out),
-                Stored::I8(all, _) => self.score_rows(s, queries, self.rows(all), out),
+                Stored::F32(all) => self.score_rows::<S, _, H, K>(s, queries, self.rows(all), out),
+                Stored::F16(all) => self.score_rows::<S, _, H, K>(s, queries, self.rows(all), out),
+                Stored::Bf16(all) => self.score_rows::<S, _, H, K>(s, queries, self.rows(all), out),
+                Stored::I8(all, _) => {
+                    self.score_rows::<S, _, H, K>(s, queries, self.rows(all), out)
+                }
             }
         }
         if let Some(factors) = keys.factors(self.first_row) {
@@ -234,9 +239,9 @@ impl Block<'_> {
         block(all, self.first_row, self.job.cache.head_size)
     }
 
-    /// The dot products with rows of whole vectors, four keys at a time: sixteen lanes along the head.
+    /// The dot products with rows of whole vectors: sixteen lanes along the head.
     #[inline(always)]
-    fn score_rows<S: Simd, T: Element, const H: usize>(
+    fn score_rows<S: Simd, T: Element, const H: usize, const K: usize>(
         &self,
         s: S,
         queries: &[f32],
@@ -244,25 +249,25 @@ impl Block<'_> {
         out: &mut [[f32; KV_BLOCK]; H],
     ) {
         let width = self.job.width();
-        for key in (self.seen.start / KEYS * KEYS..self.seen.end).step_by(KEYS) {
-            self.prefetch(s, keys, key, KEYS);
+        for key in (self.seen.start / K * K..self.seen.end).step_by(K) {
+            self.prefetch(s, keys, key, K);
             let mut acc = [s.splat(0.0); LANES];
             for at in (0..width).step_by(LANES) {
-                for k in 0..KEYS {
+                for k in 0..K {
                     // SAFETY: the block has 64 rows of `width` keys.
                     let key = unsafe { T::load(s, keys.as_ptr().add((key + k) * width + at)) };
                     for h in 0..H {
                         // SAFETY: there are `H` queries of `width` floats.
                         let query = unsafe { s.load(queries.as_ptr().add(h * width + at)) };
-                        acc[h * KEYS + k] = s.fma(query, key, acc[h * KEYS + k]);
+                        acc[h * K + k] = s.fma(query, key, acc[h * K + k]);
                     }
                 }
             }
             let mut sums = [0_f32; LANES];
             // SAFETY: `sums` has sixteen elements.
             unsafe { s.store(sums.as_mut_ptr(), add_lanes(s, acc)) };
-            for (out, sums) in out.iter_mut().zip(sums.chunks_exact(KEYS)) {
-                out[key..key + KEYS].copy_from_slice(sums);
+            for (out, sums) in out.iter_mut().zip(sums.chunks_exact(K)) {
+                out[key..key + K].copy_from_slice(sums);
             }
         }
     }
@@ -273,7 +278,10 @@ impl Block<'_> {
         let Some(next) = self.next else { return };
         let bytes = self.job.cache.head_size * size_of::<T>();
         let away = next.wrapping_sub(self.first_row).wrapping_add(row);
-        let first = rows.as_ptr().cast::<u8>().wrapping_add(away.wrapping_mul(bytes));
+        let first = rows
+            .as_ptr()
+            .cast::<u8>()
+            .wrapping_add(away.wrapping_mul(bytes));
         for at in (0..count * bytes).step_by(64) {
             s.prefetch(first.wrapping_add(at));
         }
@@ -405,6 +413,3 @@ fn soften<S: Simd>(s: S, scores: &mut [f32; KV_BLOCK], seen: Range<usize>, summa
     summary[0] = max;
     summary[1] = s.reduce_add(sum);
 }
-
-/// Keys whose dot products are added up at a time.
-const KEYS: usize = 4;

@@ -23,7 +23,7 @@ pub(super) trait Word: Copy + Send + Sync + 'static {
     /// Four bytes must be readable.
     unsafe fn one<S: Simd>(s: S, p: *const f32) -> Self::One<S>;
     fn add<S: Simd>(s: S, acc: S::F, lanes: Self::Lanes<S>, one: Self::One<S>) -> S::F;
-    /// Writes the two weights of each row, `first` being those of the even key.
+    /// Writes the two weights of each row, `first` being those of the even key; rounded, where words are bf16.
     ///
     /// # Safety
     /// [`Word::SPAN`] vectors, [`TILE_ROWS`] apart, must be writable.

@@ -131,7 +131,9 @@ impl<'a> TileRows<'a> {
             let first_row = self.job.first_row(self.tile.run, self.tile.kv_head, index);
             let mut block = self.load_block::<S, W>(s, first_row, &seen);
             if (index + 1) * KV_BLOCK < any.end {
-                let next = self.job.first_row(self.tile.run, self.tile.kv_head, index + 1);
+                let next = self
+                    .job
+                    .first_row(self.tile.run, self.tile.kv_head, index + 1);
                 block.next = Some(self.job.addresses(next));
             }
             if in_block(&every, index) == (0..KV_BLOCK) {
@@ -354,7 +356,7 @@ impl<'a> TileRows<'a> {
         vector: usize,
     ) {
         let at = vector * LANES;
-        let rounds = W::SPAN == 1 || self.job.rounds_weights();
+        let rounds = self.job.rounds_weights();
         let zero = s.splat(0.0);
         let (mut even, mut odd) = (zero, zero);
         // SAFETY: there are numbers of all rows, and scores of the keys of every pair that is seen some of.
@@ -381,7 +383,7 @@ impl<'a> TileRows<'a> {
                         }
                     }
                 }
-                if rounds {
+                if rounds && W::SPAN > 1 {
                     // Not `map`: its closure is compiled without the level's instructions.
                     weights = [s.round_bf16(weights[0]), s.round_bf16(weights[1])];
                 }

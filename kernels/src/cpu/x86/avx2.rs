@@ -466,6 +466,7 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
 
     #[inline(always)]
     unsafe fn store_pairs(self, p: *mut u8, first: F, second: F) {
+        let (first, second) = (self.round_bf16(first), self.round_bf16(second));
         for half in 0..2 {
             unsafe {
                 let low = _mm256_srli_epi32::<16>(_mm256_castps_si256(first[half]));

@@ -379,7 +379,14 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
 
     #[inline(always)]
     unsafe fn store_pairs(self, p: *mut u8, first: __m512, second: __m512) {
-        unsafe { _mm512_storeu_si512(p.cast(), self.pair(first, second)) }
+        unsafe {
+            let pairs = if BF16 {
+                super::avx512_bf16::round_pairs(first, second)
+            } else {
+                self.pair(self.round_bf16(first), self.round_bf16(second))
+            };
+            _mm512_storeu_si512(p.cast(), pairs);
+        }
     }
 
     #[inline(always)]
