@@ -20,15 +20,15 @@ fn caches_of_every_type_leave_every_bit() {
         let exact = texts.map(|text| alone(&mut load(CacheType::F32, Isa::best(), 1), text));
         for (cache, most) in [
             (CacheType::F32, 0.0),
-            (CacheType::F16, 0.02),
-            (CacheType::Bf16, 0.05),
-            (CacheType::Int8, 0.1),
+            (CacheType::F16, 0.003),
+            (CacheType::Bf16, 0.02),
+            (CacheType::Int8, 0.05),
         ] {
             let lone = texts.map(|text| alone(&mut load(cache, Isa::best(), 1), text));
             for (lone, exact) in lone.iter().zip(&exact) {
                 let apart = distance(lone, exact);
                 assert!(apart <= most, "{cache} in {dtype}: {apart}");
-                assert!(apart > 0.0 || most == 0.0, "{cache} in {dtype}");
+                assert!(apart > 0.0 || cache != CacheType::Int8, "{dtype}");
             }
             for isa in isas() {
                 let mut runner = load(cache, isa, 2);
@@ -103,7 +103,7 @@ fn load(
 ) -> Runner {
     let options = RunnerOptions {
         cache,
-        ..options(Quantization::of(Scheme::W8A8), dtype)
+        ..options(Quantization::of(Scheme::None), dtype)
     };
     Runner::load(checkpoint, cpu(isa, threads), &options, &mut |_| {}).unwrap()
 }

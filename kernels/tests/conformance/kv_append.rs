@@ -3,9 +3,9 @@
 use cider_kernels::{Backend, DType, KV_BLOCK, KvAppendArgs, KvLayer, TensorRef};
 use half::{bf16, f16};
 
-use crate::attention::poison;
 use crate::cases::{ACTIVATIONS, Case, Failure, Fill, Matrix, Output, Prepared, Rng, filled};
 use crate::compare::{Bounded, gamma, within};
+use crate::kv::poison;
 
 struct Append {
     keys: Matrix,

@@ -198,19 +198,19 @@ impl Block<'_> {
     ) {
         let size = self.job.cache.head_size;
         let keys = self.job.keys;
-        if !size.is_multiple_of(LANES) {
-            keys.widen(s, self.first_row, size, room);
-            self.copied()
-                .score_rows::<S, _, H, K>(s, queries, room, out);
-        } else {
+        if size.is_multiple_of(LANES) {
             match keys {
                 Stored::F32(all) => self.score_rows::<S, _, H, K>(s, queries, self.rows(all), out),
                 Stored::F16(all) => self.score_rows::<S, _, H, K>(s, queries, self.rows(all), out),
                 Stored::Bf16(all) => self.score_rows::<S, _, H, K>(s, queries, self.rows(all), out),
                 Stored::I8(all, _) => {
-                    self.score_rows::<S, _, H, K>(s, queries, self.rows(all), out)
+                    self.score_rows::<S, _, H, K>(s, queries, self.rows(all), out);
                 }
             }
+        } else {
+            keys.widen(s, self.first_row, size, room);
+            let rows = self.copied();
+            rows.score_rows::<S, _, H, K>(s, queries, room, out);
         }
         if let Some(factors) = keys.factors(self.first_row) {
             for out in &mut *out {
