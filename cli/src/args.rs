@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use cider::generate::CacheType;
 use cider::{DType, Head, Quantization, Scheme};
 use clap::builder::PossibleValuesParser;
 use clap::builder::TypedValueParser as _;
@@ -85,9 +86,12 @@ pub(crate) struct ModelOptions {
     /// The output head: auto, int8, none; auto is int8 unless the scheme is none
     #[arg(long, value_name = "H", default_value = "auto")]
     pub(crate) head: Head,
-    /// The type of activations and of the key/value cache: bf16, f32
+    /// The type of activations: bf16, f32
     #[arg(long, value_name = "T", default_value = "bf16", value_parser = activations)]
     pub(crate) dtype: DType,
+    /// The type of the key/value cache: auto, f32, bf16, f16, int8; auto is that of the activations
+    #[arg(long, value_name = "T", default_value = "auto")]
+    pub(crate) kv_cache: CacheType,
     /// Weights and activations of the vision tower: none, w8a16, w4a16, w8a8, w4a8 [default: none, as the
     /// checkpoint has them]
     #[arg(long, value_name = "S", value_parser = vision_scheme)]

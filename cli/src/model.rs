@@ -141,6 +141,7 @@ pub(crate) fn runner_options(options: &ModelOptions) -> RunnerOptions {
         quantization: options.quantization(),
         vision: options.vision(),
         dtype: options.dtype,
+        cache: options.kv_cache,
         ..RunnerOptions::default()
     }
 }

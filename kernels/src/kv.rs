@@ -2,7 +2,7 @@
 
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::tensor::{Tensor, TensorMut};
+use crate::tensor::{Tensor, TensorMut, TensorRef};
 
 /// Tokens in a block of the cache. It is also the key block of attention, so a block is reduced whole.
 pub const KV_BLOCK: usize = 64;
@@ -12,43 +12,45 @@ pub const KV_BLOCK: usize = 64;
 #[derive(Debug)]
 pub struct KvLayer {
     /// Keys, after rope.
-    pub(crate) keys: Tensor,
+    pub(crate) keys: KvRows,
     /// Values.
-    pub(crate) values: Tensor,
+    pub(crate) values: KvRows,
     pub(crate) blocks: usize,
     pub(crate) kv_heads: usize,
     pub(crate) head_size: usize,
 }
 
+/// Keys or values: floats, or INT8 with a scale per row.
+#[derive(Debug)]
+pub struct KvRows {
+    pub(crate) data: Tensor,
+    /// One row with the scale of each row of INT8; empty for floats.
+    pub(crate) scales: Tensor,
+}
+
 impl KvLayer {
-    /// A zeroed cache of `blocks` blocks.
+    /// A zeroed cache of `blocks` blocks; `keys` and `values` are float types or INT8.
     ///
     /// # Errors
-    /// When the dtype is no float or the memory cannot be had.
-    pub fn new(dtype: DType, blocks: usize, kv_heads: usize, head_size: usize) -> Result<Self> {
-        if !dtype.is_float() {
-            return Err(Error::shape(
-                "kv cache",
-                format!("a cache of {dtype} is not served"),
-            ));
-        }
+    /// When a type is none of these or the memory cannot be had.
+    pub fn new(
+        keys: DType,
+        values: DType,
+        blocks: usize,
+        kv_heads: usize,
+        head_size: usize,
+    ) -> Result<Self> {
         let rows = blocks
             .checked_mul(kv_heads)
             .and_then(|n| n.checked_mul(KV_BLOCK))
             .ok_or_else(|| Error::shape("kv cache", format!("{blocks} blocks overflow")))?;
         Ok(Self {
-            keys: Tensor::zeros(dtype, rows, head_size)?,
-            values: Tensor::zeros(dtype, rows, head_size)?,
+            keys: KvRows::new(keys, rows, head_size)?,
+            values: KvRows::new(values, rows, head_size)?,
             blocks,
             kv_heads,
             head_size,
         })
-    }
-
-    /// Element type.
-    #[must_use]
-    pub fn dtype(&self) -> DType {
-        self.keys.dtype()
     }
 
     /// Number of blocks.
@@ -71,20 +73,20 @@ impl KvLayer {
 
     /// The keys, rows as described at the type.
     #[must_use]
-    pub fn keys(&self) -> &Tensor {
+    pub fn keys(&self) -> &KvRows {
         &self.keys
     }
 
     /// The values, rows as described at the type.
     #[must_use]
-    pub fn values(&self) -> &Tensor {
+    pub fn values(&self) -> &KvRows {
         &self.values
     }
 
     /// Keys and values to write directly, for tests and for restoring a saved cache.
     #[must_use]
-    pub fn parts_mut(&mut self) -> (TensorMut<'_>, TensorMut<'_>) {
-        (self.keys.view_mut(), self.values.view_mut())
+    pub fn parts_mut(&mut self) -> [&mut KvRows; 2] {
+        [&mut self.keys, &mut self.values]
     }
 
     /// The row of `offset` in `block` for `head`.
@@ -97,5 +99,64 @@ impl KvLayer {
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.keys.bytes() + self.values.bytes()
+    }
+}
+
+impl KvRows {
+    fn new(dtype: DType, rows: usize, cols: usize) -> Result<Self> {
+        if !dtype.is_float() && dtype != DType::I8 {
+            return Err(Error::shape(
+                "kv cache",
+                format!("a cache of {dtype} is not served"),
+            ));
+        }
+        let scales = if dtype == DType::I8 { rows } else { 0 };
+        Ok(Self {
+            data: Tensor::zeros(dtype, rows, cols)?,
+            scales: Tensor::zeros(DType::F32, 1, scales)?,
+        })
+    }
+
+    /// Element type: a float type or INT8.
+    #[must_use]
+    pub fn dtype(&self) -> DType {
+        self.data.dtype()
+    }
+
+    /// The elements.
+    #[must_use]
+    pub fn data(&self) -> TensorRef<'_> {
+        self.data.view()
+    }
+
+    /// The elements, to write.
+    #[must_use]
+    pub fn data_mut(&mut self) -> TensorMut<'_> {
+        self.data.view_mut()
+    }
+
+    /// The scale of each row of INT8 in one row; without columns for floats.
+    #[must_use]
+    pub fn scales(&self) -> TensorRef<'_> {
+        self.scales.view()
+    }
+
+    /// The scales, to write.
+    #[must_use]
+    pub fn scales_mut(&mut self) -> TensorMut<'_> {
+        self.scales.view_mut()
+    }
+
+    /// Bytes it occupies.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.data.bytes() + self.scales.bytes()
+    }
+
+    /// Bytes that a row takes.
+    #[must_use]
+    pub fn row_bytes(dtype: DType, head_size: usize) -> usize {
+        let scale = if dtype == DType::I8 { 4 } else { 0 };
+        head_size * dtype.size() + scale
     }
 }

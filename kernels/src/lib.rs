@@ -24,7 +24,7 @@ pub use buffer::Buffer;
 pub use cpu::{Caches, Ceilings, CpuBackend, Isa, Topology};
 pub use dtype::{DType, Element};
 pub use error::{Error, Result};
-pub use kv::{KV_BLOCK, KvLayer};
+pub use kv::{KV_BLOCK, KvLayer, KvRows};
 pub use mapped::MappedFile;
 pub use quant::{Activations, Format, SEGMENT, SMALLEST_MAX, check_sum};
 pub use reference::ReferenceBackend;

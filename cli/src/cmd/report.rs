@@ -4,7 +4,6 @@ use std::fmt::Write as _;
 use std::path::Path;
 use std::time::Duration;
 
-use cider::generate::KvCache;
 use cider::{DType, Generation, ImageTimes, Quantization, Scheme};
 use serde::Serialize;
 
@@ -109,7 +108,7 @@ impl<'a> Report<'a> {
             memory: MemoryReport {
                 process: opened.memory,
                 weights: runner.weight_bytes(),
-                kv_cache: tokens * KvCache::bytes_per_token(runner.config(), dtype),
+                kv_cache: tokens * runner.cache_types().bytes_per_token(runner.config()),
                 kv_cache_limit: runner.cache_bytes(),
             },
             model: path.display().to_string(),

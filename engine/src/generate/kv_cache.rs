@@ -1,11 +1,109 @@
 //! The keys and values of all sequences, in blocks that are handed out.
 
-use cider_kernels::{DType, KV_BLOCK, KvLayer};
+use std::fmt;
+use std::str::FromStr;
+
+use cider_kernels::{DType, KV_BLOCK, KvLayer, KvRows};
 
 use super::batch::Work;
 use super::sequence::Sequence;
 use crate::error::{Error, Result};
 use crate::load::ModelConfig;
+
+/// What a cache is asked to hold.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum CacheType {
+    /// What the activations are.
+    #[default]
+    Auto,
+    /// 32-bit floats.
+    F32,
+    /// 16-bit brain floats.
+    Bf16,
+    /// Half precision floats.
+    F16,
+    /// INT8 with a scale for each token and head; keys of models that add a bias to them stay bf16.
+    Int8,
+}
+
+impl CacheType {
+    /// Every type.
+    pub const ALL: [Self; 5] = [Self::Auto, Self::F32, Self::Bf16, Self::F16, Self::Int8];
+
+    /// Its name on the command line.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::F32 => "f32",
+            Self::Bf16 => "bf16",
+            Self::F16 => "f16",
+            Self::Int8 => "int8",
+        }
+    }
+
+    /// The types of the keys and of the values, for activations of type `dtype`. A bias gives a few elements of
+    /// every key the same large number; the scale of INT8 would follow it, and the rest of the key be lost.
+    #[must_use]
+    pub fn of(self, config: &ModelConfig, dtype: DType) -> CacheTypes {
+        let of = |keys, values| CacheTypes { keys, values };
+        match self {
+            Self::Auto => of(dtype, dtype),
+            Self::F32 => of(DType::F32, DType::F32),
+            Self::Bf16 => of(DType::Bf16, DType::Bf16),
+            Self::F16 => of(DType::F16, DType::F16),
+            Self::Int8 if config.biases.qkv => of(DType::Bf16, DType::I8),
+            Self::Int8 => of(DType::I8, DType::I8),
+        }
+    }
+}
+
+impl fmt::Display for CacheType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for CacheType {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        Self::ALL
+            .into_iter()
+            .find(|kind| kind.name() == name)
+            .ok_or_else(|| {
+                let known = Self::ALL.map(Self::name).join(", ");
+                Error::Request(format!("cache type {name} is not known: {known}"))
+            })
+    }
+}
+
+/// What a cache holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct CacheTypes {
+    /// The type of the keys.
+    pub keys: DType,
+    /// The type of the values.
+    pub values: DType,
+}
+
+impl CacheTypes {
+    /// Bytes that a token takes in all layers, scales included.
+    #[must_use]
+    pub fn bytes_per_token(self, config: &ModelConfig) -> usize {
+        let of = |dtype| KvRows::row_bytes(dtype, config.head_size);
+        config.layers * config.kv_heads * (of(self.keys) + of(self.values))
+    }
+}
+
+impl fmt::Display for CacheTypes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.keys == self.values {
+            return self.keys.fmt(f);
+        }
+        write!(f, "{} keys and {} values", self.keys, self.values)
+    }
+}
 
 /// Blocks of keys and values, one pool for all layers: block b of a sequence is block b of each layer.
 #[derive(Debug)]
@@ -20,13 +118,14 @@ impl KvCache {
     ///
     /// # Errors
     /// When the memory cannot be had.
-    pub fn new(config: &ModelConfig, dtype: DType, tokens: usize) -> Result<Self> {
+    pub fn new(config: &ModelConfig, types: CacheTypes, tokens: usize) -> Result<Self> {
         let blocks = tokens.div_ceil(KV_BLOCK);
         let count = u32::try_from(blocks)
             .map_err(|_| Error::Request(format!("a cache of {tokens} tokens is too large")))?;
         let layer = |_| {
             Ok(KvLayer::new(
-                dtype,
+                types.keys,
+                types.values,
                 blocks,
                 config.kv_heads,
                 config.head_size,
@@ -37,12 +136,6 @@ impl KvCache {
             layers,
             free: (0..count).rev().collect(),
         })
-    }
-
-    /// Bytes that a token takes in all layers.
-    #[must_use]
-    pub fn bytes_per_token(config: &ModelConfig, dtype: DType) -> usize {
-        2 * config.layers * config.kv_heads * config.head_size * dtype.size()
     }
 
     /// Bytes of all blocks.

@@ -14,7 +14,7 @@ pub(crate) use batch::Batch;
 pub use batch::{Logits, Work};
 pub(crate) use images::check_places;
 pub use images::{ImageFeatures, PromptImage, find_images, place_images};
-pub use kv_cache::KvCache;
+pub use kv_cache::{CacheType, CacheTypes, KvCache};
 pub use runner::{DEFAULT_CONTEXT, Runner, RunnerOptions};
 pub use sampler::{History, Sampler, log_probability};
 pub use sampling_params::SamplingParams;

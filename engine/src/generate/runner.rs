@@ -6,7 +6,7 @@ use cider_kernels::{Backend, DType};
 
 use super::batch::{Batch, Work};
 use super::images::ImageFeatures;
-use super::kv_cache::KvCache;
+use super::kv_cache::{CacheType, CacheTypes, KvCache};
 use super::sequence::Sequence;
 use crate::error::{Error, Result};
 use crate::image::Patches;
@@ -22,8 +22,10 @@ pub struct RunnerOptions {
     pub quantization: Quantization,
     /// The formats of the weights of the vision tower; floats if not given.
     pub vision: Quantization,
-    /// The type of activations and of the cache: bf16 or f32.
+    /// The type of activations: bf16 or f32.
     pub dtype: DType,
+    /// The type of the cache.
+    pub cache: CacheType,
     /// Tokens a sequence may have; the model's own limit, at most [`DEFAULT_CONTEXT`], if not given.
     pub context: Option<usize>,
     /// Tokens the cache holds for all sequences together; one context if not given.
@@ -49,6 +51,7 @@ impl Default for RunnerOptions {
             quantization: Quantization::default(),
             vision: Quantization::of(Scheme::None),
             dtype: DType::Bf16,
+            cache: CacheType::Auto,
             context: None,
             cache_tokens: None,
             rows: 512,
@@ -63,6 +66,7 @@ pub struct Runner {
     backend: Arc<dyn Backend>,
     model: Box<dyn Model>,
     cache: KvCache,
+    cache_types: CacheTypes,
     arena: Arena,
     batch: Batch,
     rows: usize,
@@ -102,11 +106,13 @@ impl Runner {
             dtype,
         };
         let cache_tokens = options.cache_tokens.unwrap_or(context);
-        let cache = KvCache::new(config, dtype, cache_tokens)?;
+        let cache_types = cache_types(config, options);
+        let cache = KvCache::new(config, cache_types, cache_tokens)?;
         Ok(Self {
             arena: Arena::new(&*backend, config, sizes)?,
             batch: Batch::with_capacity(rows, cache.free_blocks(), config.rope_axes()),
             cache,
+            cache_types,
             rows,
             logits: options.logits,
             context,
@@ -137,6 +143,12 @@ impl Runner {
     #[must_use]
     pub fn weight_bytes(&self) -> usize {
         self.model.weight_bytes()
+    }
+
+    /// What the cache holds.
+    #[must_use]
+    pub fn cache_types(&self) -> CacheTypes {
+        self.cache_types
     }
 
     /// Bytes of the cache.
@@ -287,7 +299,8 @@ fn context(config: &ModelConfig, options: &RunnerOptions) -> Result<usize> {
         );
     }
     let tokens = options.cache_tokens.unwrap_or(context).max(context);
-    let bytes = KvCache::bytes_per_token(config, options.dtype) as u128 * tokens as u128;
+    let types = options.cache.of(config, options.dtype);
+    let bytes = types.bytes_per_token(config) as u128 * tokens as u128;
     match available_memory() {
         Some(available) if bytes > u128::from(available) => Err(Error::Request(format!(
             "a context of {context} tokens needs {:.1} GB for its cache, {:.1} GB of memory is available",
@@ -296,6 +309,19 @@ fn context(config: &ModelConfig, options: &RunnerOptions) -> Result<usize> {
         ))),
         _ => Ok(context),
     }
+}
+
+/// What the cache holds, said in the log.
+fn cache_types(config: &ModelConfig, options: &RunnerOptions) -> CacheTypes {
+    let types = options.cache.of(config, options.dtype);
+    let bytes = types.bytes_per_token(config);
+    let why = if options.cache == CacheType::Int8 && types.keys != DType::I8 {
+        "; the keys stay bf16, for the model adds a bias to them that INT8 would drown them in"
+    } else {
+        ""
+    };
+    tracing::info!("kv cache: {types}, {bytes} bytes a token{why}");
+    types
 }
 
 /// Bytes of memory that can still be had, where the system says so.

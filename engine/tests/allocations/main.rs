@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::{env, fs, process};
 
 use cider::generate::{
-    History, Logits, Runner, RunnerOptions, Sampler, SamplingParams, Sequence, Work,
+    CacheType, History, Logits, Runner, RunnerOptions, Sampler, SamplingParams, Sequence, Work,
 };
 use cider::load::Checkpoint;
 use cider::{CpuBackend, DType, Isa, Quantization, Scheme};
@@ -70,10 +70,10 @@ fn main() {
     let checkpoint = Checkpoint::open(&folder).unwrap();
     let best = Isa::best();
     let backends = [
-        (Isa::Scalar, DType::Bf16, 1),
-        (best, DType::F32, 1),
-        (best, DType::Bf16, 2),
-        (best, DType::Bf16, 3),
+        (Isa::Scalar, DType::Bf16, CacheType::Auto, 1),
+        (best, DType::F32, CacheType::Auto, 1),
+        (best, DType::Bf16, CacheType::Int8, 2),
+        (best, DType::Bf16, CacheType::Auto, 3),
     ];
     let mut checked = 0;
     for scheme in Scheme::ALL {
@@ -82,19 +82,20 @@ fn main() {
                 group_size: Some(group_size),
                 ..Quantization::of(scheme)
             };
-            for (isa, dtype, threads) in backends {
+            for (isa, dtype, cache, threads) in backends {
                 let backend = Arc::new(CpuBackend::new(isa, threads).unwrap());
                 let options = RunnerOptions {
                     quantization,
                     vision: Quantization::of(Scheme::None),
                     dtype,
+                    cache,
                     context: Some(512),
                     cache_tokens: Some(1536),
                     rows: 64,
                     logits: 4,
                 };
                 let runner = Runner::load(&checkpoint, backend, &options, &mut |_| {}).unwrap();
-                let what = format!("{isa} {scheme} {group_size} {dtype} {threads}");
+                let what = format!("{isa} {scheme} {group_size} {dtype} {cache} {threads}");
                 check(runner, &what);
                 checked += 1;
             }

@@ -3,6 +3,7 @@
 #![cfg(test)]
 #![forbid(unsafe_code)]
 
+mod caches;
 mod independence;
 mod logits;
 mod memory;

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::{env, fs, process};
 
-use cider::generate::{Logits, Runner, RunnerOptions, Sequence, Work};
+use cider::generate::{CacheType, Logits, Runner, RunnerOptions, Sequence, Work};
 use cider::load::Checkpoint;
 use cider::{Backend, CpuBackend, DType, Error, Isa, Quantization, Result, Scheme};
 use serde_json::Value;
@@ -200,6 +200,7 @@ pub(crate) fn options(quantization: Quantization, dtype: DType) -> RunnerOptions
         quantization,
         vision: Quantization::of(Scheme::None),
         dtype,
+        cache: CacheType::Auto,
         context: Some(256),
         cache_tokens: Some(1024),
         rows: 256,

@@ -70,6 +70,8 @@ pub struct CpuBackend {
     jobs: AtomicU64,
     /// Bytes of the cache that each core has for itself.
     core_cache: usize,
+    /// What parts of generated rows come to, until they are merged.
+    partials: Mutex<Vec<f32>>,
 }
 
 impl CpuBackend {
@@ -92,6 +94,7 @@ impl CpuBackend {
             reserved: AtomicUsize::new(0),
             jobs: AtomicU64::new(0),
             core_cache: topology::core_cache(),
+            partials: Mutex::default(),
         })
     }
 

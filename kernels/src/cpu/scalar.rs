@@ -297,4 +297,34 @@ impl Simd for Scalar {
 
     #[inline(always)]
     fn prefetch(self, _p: *const u8) {}
+
+    #[inline(always)]
+    unsafe fn load_i8(self, p: *const i8) -> F {
+        // SAFETY: the caller promises sixteen bytes.
+        let bytes = unsafe { p.cast::<[i8; LANES]>().read_unaligned() };
+        bytes.map(f32::from)
+    }
+
+    #[inline(always)]
+    fn round_bf16(self, v: F) -> F {
+        v.map(|v| bf16::from_f32(v).to_f32())
+    }
+
+    #[inline(always)]
+    unsafe fn store_pairs(self, p: *mut u8, first: F, second: F) {
+        let (first, second) = (self.round_bf16(first), self.round_bf16(second));
+        let pairs: [u32; LANES] =
+            lanes(|l| first[l].to_bits() >> 16 | second[l].to_bits() & 0xffff_0000);
+        // SAFETY: the caller promises 64 bytes.
+        unsafe { p.cast::<[u32; LANES]>().write_unaligned(pairs) }
+    }
+
+    #[inline(always)]
+    fn transpose(self, rows: [F; LANES]) -> [F; LANES] {
+        let mut columns = rows;
+        for (j, column) in columns.iter_mut().enumerate() {
+            *column = rows.map(|row| row[j]);
+        }
+        columns
+    }
 }

@@ -144,6 +144,20 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     fn dot_pairs(self, acc: Self::F, pairs: Self::Pairs, two: Self::Two) -> Self::F;
     /// Asks for the cache line of `p`, which may be any address.
     fn prefetch(self, p: *const u8);
+
+    /// Sixteen INT8 as floats.
+    /// # Safety
+    /// Sixteen bytes must be readable.
+    unsafe fn load_i8(self, p: *const i8) -> Self::F;
+    /// Rounds to bf16, half to even, and widens again; what a NaN becomes is not defined.
+    fn round_bf16(self, v: Self::F) -> Self::F;
+    /// Writes sixteen pairs, rounded like [`Simd::round_bf16`]; where [`Simd::BF16_DOT`], subnormals become
+    /// zeros.
+    /// # Safety
+    /// 64 bytes must be writable.
+    unsafe fn store_pairs(self, p: *mut u8, first: Self::F, second: Self::F);
+    /// Lane j of vector i becomes lane i of vector j.
+    fn transpose(self, rows: [Self::F; LANES]) -> [Self::F; LANES];
 }
 
 /// Work that is compiled once per instruction set.

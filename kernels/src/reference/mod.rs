@@ -13,17 +13,16 @@ use std::ops::Range;
 use half::{bf16, f16};
 
 use crate::backend::{
-    AttentionArgs, AttentionRun, Backend, Gelu, KvAppendArgs, LinearArgs, LinearInput, NormArgs,
-    NormKind, RopeArgs, RowsOut,
+    AttentionArgs, Backend, Gelu, KvAppendArgs, LinearArgs, LinearInput, NormArgs, NormKind,
+    RopeArgs, RowsOut,
 };
 use crate::buffer::Buffer;
 use crate::check;
 use crate::dtype::{DType, Element};
 use crate::error::{Error, Result};
-use crate::kv::{KV_BLOCK, KvLayer};
 use crate::quant::Format;
 use crate::rows::{QuantizedRows, RowLayout, UNIT};
-use crate::tensor::{Tensor, TensorMut, TensorRef};
+use crate::tensor::{TensorMut, TensorRef};
 use crate::weights::{RowSource, Weights};
 
 pub(crate) use quantize::{check_finite, quantize_row, quantize_weights};
@@ -212,24 +211,13 @@ impl Backend for ReferenceBackend {
 
     fn kv_append(&self, args: KvAppendArgs<'_>) -> Result<()> {
         check::check_kv_append(&args)?;
-        let cache = args.cache;
-        let size = cache.head_size();
-        for (row, &slot) in args.slots.iter().enumerate() {
-            let (block, offset) = (slot as usize / KV_BLOCK, slot as usize % KV_BLOCK);
-            let (keys, values) = (load(args.keys, row)?, load(args.values, row)?);
-            for (head, (key, value)) in keys.chunks(size).zip(values.chunks(size)).enumerate() {
-                let place = cache.row(block, head, offset);
-                store(&mut cache.keys.view_mut(), place, key)?;
-                store(&mut cache.values.view_mut(), place, value)?;
-            }
-        }
-        Ok(())
+        attention::append(args)
     }
 
     fn attention(&self, mut args: AttentionArgs<'_>) -> Result<()> {
         check::check_attention(&args)?;
         for run in args.runs {
-            attend_run(&mut args, run)?;
+            attention::attend_run(&mut args, run)?;
         }
         Ok(())
     }
@@ -341,67 +329,6 @@ fn int8_linear(weights: &Weights, x: &[i8], x_scale: f32) -> Vec<f32> {
         }
     });
     outputs.collect()
-}
-
-fn attend_run(args: &mut AttentionArgs<'_>, run: &AttentionRun) -> Result<()> {
-    let size = args.cache.head_size();
-    let end = run.first_position + run.rows;
-    let first = args.sight.keys(run.first_position, end).start;
-    let places = first..end;
-    let share = args.heads / args.cache.kv_heads();
-    let blocks = run.blocks_in(args.table);
-    for head in 0..args.heads {
-        let keys = gather(
-            args.cache.keys(),
-            args.cache,
-            blocks,
-            head / share,
-            places.clone(),
-        )?;
-        let values = gather(
-            args.cache.values(),
-            args.cache,
-            blocks,
-            head / share,
-            places.clone(),
-        )?;
-        let columns = head * size..(head + 1) * size;
-        for i in 0..run.rows {
-            let place = run.first_position + i;
-            let seen = args.sight.keys(place, end);
-            let part = (seen.start - first) * size..(seen.end - first) * size;
-            let seen = attention::Seen {
-                keys: &keys[part.clone()],
-                values: &values[part],
-                size,
-                first: seen.start,
-            };
-            let q = load(args.queries.col_range(columns.clone()), run.first_row + i)?;
-            let y = attention::attend(&q, seen, args.scale, run.phase);
-            let mut out = args.out.reborrow().col_range(columns.clone());
-            store(&mut out, run.first_row + i, &y)?;
-        }
-    }
-    Ok(())
-}
-
-/// The keys or values of one head at `places` of a sequence, one after the other.
-fn gather(
-    tensor: &Tensor,
-    cache: &KvLayer,
-    blocks: &[u32],
-    head: usize,
-    places: Range<usize>,
-) -> Result<Vec<f32>> {
-    let mut rows = Vec::new();
-    for place in places {
-        let block = blocks[place / KV_BLOCK] as usize;
-        rows.extend(load(
-            tensor.view(),
-            cache.row(block, head, place % KV_BLOCK),
-        )?);
-    }
-    Ok(rows)
 }
 
 /// A row of weights as floats.

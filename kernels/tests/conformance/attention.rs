@@ -1,68 +1,138 @@
 //! Causal attention, and appending to the cache it reads.
 
+mod twin;
+
 use std::ops::Range;
 
 use cider_kernels::{AttentionArgs, AttentionRun, Backend, DType, KV_BLOCK, KvLayer, Phase, Sight};
-use half::{bf16, f16};
 
 use crate::cases::{
     ACTIVATIONS, Case, Failure, Fill, Matrix, Output, Prepared, Rng, filled, round_to,
 };
-use crate::compare::{Bounded, EXP_ERROR, EXP_FLOOR, UNIT, gamma, same_bits, within};
+use crate::kv::{poison, stored_row, write};
 
 pub(crate) fn cases() -> Vec<Case> {
     let mut specs = Vec::new();
     for phase in [Phase::Prompt, Phase::Generated] {
         for dtype in ACTIVATIONS {
             let base = Spec::new(dtype, phase);
-            let ratios = [1, 2, 3, 4, 5, 6, 7, 8, 12, 16];
-            specs.extend(ratios.map(|ratio| base.heads_of(ratio, 64)));
-            let sizes = [16, 24, 64, 72, 80, 96, 128, 160, 256];
-            specs.extend(sizes.map(|size| base.heads_of(2, size).last(3, 200)));
-            for cache in [DType::F32, DType::F16, DType::Bf16] {
-                let over = Spec { cache, ..base };
-                let lengths = [1, 2, 17, 63, 64, 65, 129, 200, 1000];
-                specs.extend(lengths.map(|length| over.last(3, length)));
-            }
-            let windows = [1, 2, 63, 64, 65, 100, 128, 1000];
-            specs.extend(windows.map(|window| base.window(window).last(70, 200)));
-            specs.extend(windows.map(|window| base.window(window).last(2, 1000)));
-            let whole = Spec {
-                sight: Sight::All,
-                ..base
-            };
-            let lengths = [1, 2, 17, 63, 64, 65, 130, 200];
-            specs.extend(lengths.map(|length| whole.last(length, length)));
-            specs.extend([whole.heads_of(1, 72).last(150, 150), whole.last(5, 150)]);
-            for chunk in [1, 7, 64, 100] {
-                let chunk = Some(chunk);
-                let base = Spec {
-                    chunk,
-                    ..base.heads_of(2, 16)
-                };
-                specs.extend([base.last(130, 130), base.window(70).last(130, 210)]);
-            }
-            let scores = [
-                Scores::Equal,
-                Scores::Large(1e4),
-                Scores::Large(3e38),
-                Scores::Poisoned,
-            ];
-            specs.extend(scores.map(|scores| base.scores(scores).last(3, 150)));
-            // Lengths around 32 and 1024 keys, one of which stands out.
-            let marker = base.scores(Scores::Marker).heads_of(4, 128);
-            specs.extend([31, 32, 33, 1023, 1025].map(|length| marker.last(1, length)));
+            specs.extend(shapes(base));
+            specs.extend(CACHES.into_iter().flat_map(|cache| stored(base, cache)));
+            specs.extend(sights(base));
+            specs.extend(scores(base));
         }
-        let long = Spec {
-            kv_heads: 1,
-            ..Spec::new(DType::F32, phase)
-        };
-        let long = long.heads_of(1, 16).last(1, 33_000);
-        specs.extend([long, long.scores(Scores::Marker)]);
+        specs.extend(lengths(phase));
     }
     let mut cases: Vec<Case> = specs.into_iter().map(Spec::case).collect();
     cases.extend(ACTIVATIONS.map(batch));
     cases
+}
+
+/// Ratios of heads, sizes of heads, and tiles of rows.
+fn shapes(base: Spec) -> Vec<Spec> {
+    let mut specs = Vec::new();
+    let ratios = [1, 2, 3, 4, 5, 6, 7, 8, 12, 16];
+    specs.extend(ratios.map(|ratio| base.heads_of(ratio, 64)));
+    let sizes = [16, 17, 24, 64, 72, 80, 96, 128, 160, 256];
+    specs.extend(sizes.map(|size| base.heads_of(2, size).last(3, 200)));
+    let rows = [15, 16, 17, 21, 22, 33, 48, 64, 100];
+    specs.extend(rows.map(|rows| base.heads_of(3, 16).last(rows, 170)));
+    specs
+}
+
+/// Lengths over a type of cache, the keys' and the values'.
+fn stored(base: Spec, cache: [DType; 2]) -> Vec<Spec> {
+    let over = Spec { cache, ..base };
+    let mut specs = Vec::new();
+    let lengths = [1, 2, 17, 63, 64, 65, 129, 200, 1000];
+    specs.extend(lengths.map(|length| over.last(3, length)));
+    specs.extend([17, 24, 72].map(|size| over.heads_of(5, size).last(20, 100)));
+    specs.push(over.window(70).last(40, 210));
+    specs.push(Spec {
+        chunk: Some(7),
+        ..over.heads_of(2, 16).last(130, 130)
+    });
+    let poisoned = [Scores::Poisoned, Scores::PoisonedValue];
+    specs.extend(poisoned.map(|scores| over.scores(scores).last(3, 150)));
+    specs
+}
+
+/// Windows, whole runs, and chunks of rows.
+fn sights(base: Spec) -> Vec<Spec> {
+    let mut specs = Vec::new();
+    let windows = [1, 2, 63, 64, 65, 100, 128, 1000];
+    specs.extend(windows.map(|window| base.window(window).last(70, 200)));
+    specs.extend(windows.map(|window| base.window(window).last(2, 1000)));
+    // Prompts shorter than a window, as long, and longer, in chunks across it.
+    specs.extend([7, 8, 9, 20].map(|length| Spec {
+        chunk: Some(5),
+        ..base.window(8).last(length, length)
+    }));
+    let whole = Spec {
+        sight: Sight::All,
+        ..base
+    };
+    let lengths = [1, 2, 17, 63, 64, 65, 130, 200];
+    specs.extend(lengths.map(|length| whole.last(length, length)));
+    specs.extend([whole.heads_of(1, 72).last(150, 150), whole.last(5, 150)]);
+    for chunk in [1, 7, 64, 100] {
+        let base = Spec {
+            chunk: Some(chunk),
+            ..base.heads_of(2, 16)
+        };
+        specs.extend([base.last(130, 130), base.window(70).last(130, 210)]);
+    }
+    specs
+}
+
+/// Scores that are equal, large, or no numbers, and values that are none: those of the last key, which the rows
+/// before it do not see.
+fn scores(base: Spec) -> Vec<Spec> {
+    let mut specs = Vec::new();
+    let scores = [
+        Scores::Equal,
+        Scores::Large(1e4),
+        Scores::Large(3e38),
+        Scores::Poisoned,
+        Scores::PoisonedValue,
+    ];
+    specs.extend(scores.map(|scores| base.scores(scores).last(3, 150)));
+    specs.extend(scores.map(|scores| Spec {
+        chunk: Some(9),
+        ..base.scores(scores).heads_of(3, 16).last(70, 150)
+    }));
+    let marker = base.scores(Scores::Marker).heads_of(4, 128);
+    specs.extend([1, 31, 32, 33, 1023, 1025].map(|length| marker.last(1, length)));
+    specs
+}
+
+/// Long sequences, and a cache of more elements than 31 bits count.
+fn lengths(phase: Phase) -> Vec<Spec> {
+    let mut specs = Vec::new();
+    for (dtype, length) in [
+        (DType::F32, 32_767),
+        (DType::F32, 33_000),
+        (DType::Bf16, 65_535),
+        (DType::F32, 65_537),
+        (DType::Bf16, 131_073),
+    ] {
+        let base = Spec {
+            kv_heads: 1,
+            ..Spec::new(dtype, phase)
+        };
+        specs.push(base.heads_of(1, 8).last(1, length).scores(Scores::Marker));
+    }
+    let base = Spec {
+        kv_heads: 1,
+        ..Spec::new(DType::Bf16, phase)
+    };
+    specs.push(base.heads_of(2, 8).last(2, 33_000));
+    specs.push(Spec {
+        cache: [DType::I8; 2],
+        spare: (1 << 31) / (KV_BLOCK * 128),
+        ..base.heads_of(1, 128)
+    });
+    specs
 }
 
 pub(crate) fn perf_cases() -> Vec<Case> {
@@ -85,7 +155,8 @@ pub(crate) fn perf_cases() -> Vec<Case> {
 #[derive(Clone, Copy, Debug)]
 struct Spec {
     dtype: DType,
-    cache: DType,
+    /// The types of keys and values.
+    cache: [DType; 2],
     phase: Phase,
     ratio: usize,
     kv_heads: usize,
@@ -96,6 +167,8 @@ struct Spec {
     chunk: Option<usize>,
     scores: Scores,
     batch: bool,
+    /// Blocks before those that the sequences use, which nobody touches.
+    spare: usize,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -107,15 +180,17 @@ enum Scores {
     Large(f32),
     /// The last key alone has a large score, and its value alone is one.
     Marker,
-    /// A NaN among the keys, and an infinite query.
+    /// A NaN in the last key, and an infinite query.
     Poisoned,
+    /// Infinities of both signs in the last value.
+    PoisonedValue,
 }
 
 impl Spec {
     fn new(dtype: DType, phase: Phase) -> Self {
         Self {
             dtype,
-            cache: dtype,
+            cache: [dtype; 2],
             phase,
             ratio: 2,
             kv_heads: 2,
@@ -126,6 +201,7 @@ impl Spec {
             chunk: None,
             scores: Scores::Normal,
             batch: false,
+            spare: 0,
         }
     }
 
@@ -179,23 +255,31 @@ impl Spec {
             sight,
             chunk,
             scores,
+            spare,
             ..
         } = self;
+        let spare = if spare > 0 {
+            format!(", after {spare} blocks")
+        } else {
+            String::new()
+        };
         let sight = match sight {
             Sight::Causal => String::new(),
             other => format!(", {other:?}"),
         };
         let chunk = chunk.map_or(String::new(), |chunk| format!(", in {chunk}s"));
         let name = format!(
-            "{dtype} over {cache}, {phase:?}, {ratio} x {kv_heads} heads of {size}, rows {rows} of {length}{sight}{chunk}, {scores:?}"
+            "{dtype} over {} and {}, {phase:?}, {ratio} x {kv_heads} heads of {size}, rows {rows} of {length}{sight}{chunk}, {scores:?}{spare}",
+            cache[0], cache[1]
         );
         let keys = rows * (2 * length - rows) / 2;
+        let bytes = cache.map(DType::size).iter().sum::<usize>();
         Case::new("attention", name, move |backend| {
             Ok(Box::new(self.prepare(backend)?))
         })
         .twin(move |outputs| self.check(outputs))
         .work(
-            2 * length * kv_heads * size * cache.size(),
+            length * kv_heads * size * bytes,
             4 * keys * self.heads() * size,
         )
     }
@@ -232,6 +316,9 @@ impl Spec {
         for i in (1..pool).rev() {
             table.swap(i, rng.below(i + 1));
         }
+        for block in &mut table {
+            *block += self.spare as u32;
+        }
         let (mut first_row, mut first_block) = (0, 1);
         let runs = sequences.into_iter().map(|(phase, length, rows)| {
             let run = AttentionRun {
@@ -266,7 +353,7 @@ impl Spec {
                 }
             }
             Scores::Poisoned => q[cols] = f32::INFINITY,
-            Scores::Normal | Scores::Equal => {}
+            Scores::Normal | Scores::Equal | Scores::PoisonedValue => {}
         }
         q
     }
@@ -287,17 +374,40 @@ impl Spec {
                 value[place % self.size] = if last { 1.0 } else { rng.normal() };
             }
             Scores::Poisoned if place + 1 == self.length => key[self.size / 2] = f32::NAN,
-            Scores::Poisoned | Scores::Normal => {}
+            Scores::PoisonedValue if place + 1 == self.length => {
+                value[0] = f32::INFINITY;
+                value[self.size - 1] = f32::NEG_INFINITY;
+            }
+            Scores::Poisoned | Scores::PoisonedValue | Scores::Normal => {}
         }
-        round_to(self.cache, &mut key);
-        round_to(self.cache, &mut value);
+        round_to(self.cache[0], &mut key);
+        round_to(self.cache[1], &mut value);
         (key, value)
+    }
+
+    /// The same as the cache has it.
+    fn stored_pair(self, sequence: usize, head: usize, place: usize) -> (Vec<f64>, Vec<f64>) {
+        let (key, value) = self.pair(sequence, head, place);
+        let [keys, values] = self.cache;
+        (stored_row(keys, &key), stored_row(values, &value))
+    }
+
+    /// Whether weights are rounded to bf16: in prompts, where everything that is multiplied is exact in it.
+    fn rounds_weights(self) -> bool {
+        let exact = |dtype| matches!(dtype, DType::Bf16 | DType::I8);
+        self.phase == Phase::Prompt
+            && self.dtype == DType::Bf16
+            && self.cache.map(exact) == [true; 2]
     }
 
     fn prepare(self, _: &dyn Backend) -> Result<Attention, Failure> {
         let (runs, table) = self.runs();
-        let mut cache = KvLayer::new(self.cache, table.len(), self.kv_heads, self.size)?;
-        poison(&mut cache)?;
+        let [keys, values] = self.cache;
+        let blocks = self.spare + table.len();
+        let mut cache = KvLayer::new(keys, values, blocks, self.kv_heads, self.size)?;
+        if self.spare == 0 {
+            poison(&mut cache)?;
+        }
         for (sequence, run) in runs.iter().enumerate() {
             for place in 0..run.first_position + run.rows {
                 for head in 0..self.kv_heads {
@@ -319,99 +429,6 @@ impl Spec {
             out: Matrix::output(self.dtype, rows, cols)?,
             second: second.transpose()?,
         })
-    }
-
-    fn check(self, outputs: &[Output]) -> Result<f64, String> {
-        if let Some(second) = outputs.get(1) {
-            let second = Output {
-                name: outputs[0].name,
-                ..second.clone()
-            };
-            same_bits(&outputs[..1], &[second]).map_err(|what| format!("in chunks: {what}"))?;
-        }
-        let (runs, queries) = (self.runs().0, self.queries());
-        let cols = self.heads() * self.size;
-        let mut worst = 0.0f64;
-        for (sequence, run) in runs.iter().enumerate() {
-            for head in 0..self.heads() {
-                let end = run.first_position + run.rows;
-                let pairs: Vec<_> = (0..end)
-                    .map(|place| self.pair(sequence, head / self.ratio, place))
-                    .collect();
-                for i in 0..run.rows {
-                    let (row, place) = (run.first_row + i, run.first_position + i);
-                    let start = row * cols + head * self.size;
-                    let q = &queries[start..start + self.size];
-                    let expected = self.attend(q, &pairs[self.sight.keys(place, end)]);
-                    let out = Output {
-                        rows: 1,
-                        cols: self.size,
-                        bits: outputs[0].bits[start..start + self.size].to_vec(),
-                        ..outputs[0].clone()
-                    };
-                    let used = within(&out, |_, d| expected[d])
-                        .map_err(|what| format!("row {row}, head {head}: {what}"))?;
-                    worst = worst.max(used);
-                }
-            }
-        }
-        Ok(worst)
-    }
-
-    /// The plain softmax in f64, and how far blocks, merges and roundings may lead from it.
-    fn attend(self, q: &[f32], pairs: &[(Vec<f32>, Vec<f32>)]) -> Vec<Bounded> {
-        let scale = f64::from(self.scale());
-        let dot = |key: &[f32], absolute: bool| -> f64 {
-            let products = q
-                .iter()
-                .zip(key)
-                .map(|(q, k)| f64::from(*q) * f64::from(*k));
-            if absolute {
-                products.map(f64::abs).sum()
-            } else {
-                products.sum()
-            }
-        };
-        let scores: Vec<f64> = pairs
-            .iter()
-            .map(|(key, _)| dot(key, false) * scale)
-            .collect();
-        let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-        let weights: Vec<f64> = scores.iter().map(|s| (s - max).exp()).collect();
-        let sum: f64 = weights.iter().sum();
-        // The error of a weight, relative to it: its score, its distance from the largest, one exponential and two
-        // roundings in its block and in each merge, and the sums.
-        let merges = pairs.len().div_ceil(KV_BLOCK) + 1;
-        let steps = (EXP_ERROR + 2.0 * UNIT) * merges as f64 + gamma(KV_BLOCK + merges + 2);
-        let relative = |j: usize| {
-            let score = gamma(q.len() + 1) * dot(&pairs[j].0, true) * scale.abs();
-            (2.0 * score + 2.0 * UNIT * (scores[j] - max).abs() + steps).exp_m1()
-        };
-        let errors: Vec<f64> = (0..pairs.len())
-            .map(|j| {
-                let rounding = if weights[j] == 0.0 {
-                    0.0
-                } else {
-                    weights[j] * relative(j)
-                };
-                rounding + EXP_FLOOR * merges as f64
-            })
-            .collect();
-        (0..self.size)
-            .map(|d| {
-                let v = |j: usize| f64::from(pairs[j].1[d]);
-                let value = (0..pairs.len()).map(|j| weights[j] * v(j)).sum::<f64>() / sum;
-                let error: f64 = (0..pairs.len())
-                    .map(|j| errors[j] * (v(j).abs() + value.abs()))
-                    .sum::<f64>()
-                    / sum;
-                let normal = weights.iter().all(|w| w.is_finite());
-                Bounded {
-                    value: if normal { value } else { f64::NAN },
-                    error: error * 1.01 + UNIT * value.abs(),
-                }
-            })
-            .collect()
     }
 }
 
@@ -476,36 +493,11 @@ fn batch(dtype: DType) -> Case {
     }
 }
 
-pub(crate) fn poison(cache: &mut KvLayer) -> Result<(), Failure> {
-    let dtype = cache.dtype();
-    let (keys, values) = cache.parts_mut();
-    for mut view in [keys, values] {
-        for row in 0..view.rows() {
-            match dtype {
-                DType::F32 => view.row_mut::<f32>(row)?.fill(f32::NAN),
-                DType::F16 => view.row_mut::<f16>(row)?.fill(f16::NAN),
-                _ => view.row_mut::<bf16>(row)?.fill(bf16::NAN),
-            }
-        }
-    }
-    Ok(())
-}
-
-fn write(cache: &mut KvLayer, row: usize, key: &[f32], value: &[f32]) -> Result<(), Failure> {
-    let dtype = cache.dtype();
-    let (keys, values) = cache.parts_mut();
-    for (mut view, from) in [(keys, key), (values, value)] {
-        match dtype {
-            DType::F32 => view.row_mut::<f32>(row)?.copy_from_slice(from),
-            DType::F16 => {
-                let to = view.row_mut::<f16>(row)?.iter_mut().zip(from);
-                to.for_each(|(to, from)| *to = f16::from_f32(*from));
-            }
-            _ => {
-                let to = view.row_mut::<bf16>(row)?.iter_mut().zip(from);
-                to.for_each(|(to, from)| *to = bf16::from_f32(*from));
-            }
-        }
-    }
-    Ok(())
-}
+/// The types of a cache's keys and values.
+const CACHES: [[DType; 2]; 5] = [
+    [DType::F32; 2],
+    [DType::F16; 2],
+    [DType::Bf16; 2],
+    [DType::I8; 2],
+    [DType::Bf16, DType::I8],
+];

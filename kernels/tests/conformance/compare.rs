@@ -120,7 +120,7 @@ fn rounded(dtype: DType, value: f64, error: f64) -> f64 {
 /// Half the distance from 1 to the next number: what one rounding may lose.
 fn unit(dtype: DType) -> f64 {
     match dtype {
-        DType::Bf16 => 2f64.powi(-8),
+        DType::Bf16 => UNIT_BF16,
         DType::F16 => 2f64.powi(-11),
         _ => UNIT,
     }
@@ -145,6 +145,8 @@ fn largest(dtype: DType) -> f64 {
 
 /// The unit of f32.
 pub(crate) const UNIT: f64 = 1.0 / (1u64 << 24) as f64;
+/// The unit of bf16.
+pub(crate) const UNIT_BF16: f64 = 1.0 / (1u64 << 8) as f64;
 /// The relative error of `exp` that numerics.md states, away from underflow.
 pub(crate) const EXP_ERROR: f64 = 2.0 * UNIT;
 /// Below it `exp` is zero: the smallest normal number.

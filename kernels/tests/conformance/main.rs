@@ -10,6 +10,7 @@ mod cases;
 mod compare;
 mod elementwise;
 mod integers;
+mod kv;
 mod kv_append;
 mod linear;
 mod matmul_i32;

@@ -226,7 +226,7 @@ fn attentions() -> Vec<Case> {
     ];
     let cases = table.map(|(name, words, heads, length, table, window)| {
         Case::refused("attention", name, words, move |backend| {
-            let cache = KvLayer::new(DType::F32, 3, 2, 16)?;
+            let cache = KvLayer::new(DType::F32, DType::F32, 3, 2, 16)?;
             let q = Matrix::input(DType::F32, 2, 64, &[1.0; 128])?;
             let mut out = Matrix::output(DType::F32, 2, 64)?;
             let run = AttentionRun {
@@ -260,7 +260,7 @@ fn appends() -> Vec<Case> {
     ];
     let cases = table.map(|(name, words, cols, slots)| {
         Case::refused("kv_append", name, words, move |backend| {
-            let mut cache = KvLayer::new(DType::F32, 3, 2, 16)?;
+            let mut cache = KvLayer::new(DType::F32, DType::F32, 3, 2, 16)?;
             let x = Matrix::input(DType::F32, 2, cols, &vec![1.0; 2 * cols])?;
             Ok(backend.kv_append(KvAppendArgs {
                 keys: x.view(),

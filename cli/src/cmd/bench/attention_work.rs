@@ -74,7 +74,7 @@ fn cache(
     kv_heads: usize,
     head_size: usize,
 ) -> cider_kernels::Result<KvLayer> {
-    KvLayer::new(dtype, blocks, kv_heads, head_size)
+    KvLayer::new(dtype, dtype, blocks, kv_heads, head_size)
 }
 
 impl<'a> AttentionWork<'a> {

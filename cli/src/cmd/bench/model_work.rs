@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use anyhow::{Result, ensure};
 use cider::generate::{
-    History, KvCache, Logits, Runner, RunnerOptions, Sampler, SamplingParams, Sequence, Work,
+    History, Logits, Runner, RunnerOptions, Sampler, SamplingParams, Sequence, Work,
 };
 use cider::load::{Checkpoint, Encoding, ModelConfig};
 use cider::{Activations, CpuBackend, DType, Format, TextSide};
@@ -189,7 +189,8 @@ pub(super) fn decode_cost(config: &ModelConfig, options: &ModelOptions, context:
     let head = options.quantization().head_format(stored(config));
     let weights = layer_bytes(config, options) * config.layers as f64
         + bytes(head, [config.vocab_size, config.hidden_size]);
-    let cache = KvCache::bytes_per_token(config, options.dtype) * context;
+    let types = options.kv_cache.of(config, options.dtype);
+    let cache = types.bytes_per_token(config) * context;
     Cost {
         unit: Unit::Memory,
         operations: 0.0,

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use anyhow::Result;
 use cider::files::shown;
-use cider::generate::KvCache;
+use cider::generate::CacheType;
 use cider::load::{Checkpoint, ModelConfig, SourceKind};
 use cider::text::ChatTemplate;
 use cider::{
@@ -59,7 +59,9 @@ struct Outcome {
 #[derive(Serialize)]
 struct CacheBytes {
     bf16: usize,
+    f16: usize,
     f32: usize,
+    int8: usize,
 }
 
 /// The tokenizer and the chat template, or why there are none.
@@ -133,10 +135,12 @@ impl ModelInfo {
             "chat template",
             template.unwrap_or_else(|| "none".to_owned()),
         );
-        let CacheBytes { bf16, f32 } = self.kv_cache_bytes_per_token;
+        let CacheBytes {
+            bf16, f32, int8, ..
+        } = self.kv_cache_bytes_per_token;
         row(
             "kv cache",
-            format!("{bf16} bytes a token in bf16, {f32} in f32"),
+            format!("{bf16} bytes a token in bf16 or f16, {f32} in f32, {int8} in int8"),
         );
         for (encoding, tensors) in &self.encodings {
             let bytes = console::bytes(tensors.bytes as u64);
@@ -162,9 +166,12 @@ impl ModelInfo {
 
 impl CacheBytes {
     fn of(config: &ModelConfig) -> Self {
+        let of = |kind: CacheType| kind.of(config, DType::Bf16).bytes_per_token(config);
         Self {
-            bf16: KvCache::bytes_per_token(config, DType::Bf16),
-            f32: KvCache::bytes_per_token(config, DType::F32),
+            bf16: of(CacheType::Bf16),
+            f16: of(CacheType::F16),
+            f32: of(CacheType::F32),
+            int8: of(CacheType::Int8),
         }
     }
 }

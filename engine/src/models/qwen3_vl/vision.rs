@@ -101,7 +101,7 @@ impl VisionTower {
         let mut hidden = self.embed(&picture, image)?;
         let size = self.config.head_size();
         let blocks = picture.rows.div_ceil(KV_BLOCK);
-        let mut cache = KvLayer::new(self.dtype, blocks, self.config.heads, size)?;
+        let mut cache = KvLayer::new(self.dtype, self.dtype, blocks, self.config.heads, size)?;
         let mut levels = Vec::new();
         for (i, block) in self.blocks.iter().enumerate() {
             block.attend(&picture, &mut hidden, &mut cache)?;

@@ -446,4 +446,81 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     fn prefetch(self, p: *const u8) {
         unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
     }
+
+    #[inline(always)]
+    unsafe fn load_i8(self, p: *const i8) -> F {
+        unsafe {
+            let bytes = _mm_loadu_si128(p.cast());
+            let high = _mm_srli_si128::<8>(bytes);
+            [
+                _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)),
+                _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(high)),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    fn round_bf16(self, v: F) -> F {
+        let mut rounded = v;
+        for half in 0..2 {
+            unsafe {
+                let bits = _mm256_castps_si256(v[half]);
+                let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
+                let up = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+                let high = _mm256_set1_epi32(0xffff_0000_u32 as i32);
+                rounded[half] = _mm256_castsi256_ps(_mm256_and_si256(up, high));
+            }
+        }
+        rounded
+    }
+
+    #[inline(always)]
+    unsafe fn store_pairs(self, p: *mut u8, first: F, second: F) {
+        let (first, second) = (self.round_bf16(first), self.round_bf16(second));
+        for half in 0..2 {
+            unsafe {
+                let low = _mm256_srli_epi32::<16>(_mm256_castps_si256(first[half]));
+                let pairs = _mm256_or_si256(low, _mm256_castps_si256(second[half]));
+                _mm256_storeu_si256(p.add(32 * half).cast(), pairs);
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn transpose(self, rows: [F; 16]) -> [F; 16] {
+        let mut columns = rows;
+        for (i, j) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
+            let mut square = [rows[0][0]; 8];
+            for (k, row) in square.iter_mut().enumerate() {
+                *row = rows[8 * i + k][j];
+            }
+            for (k, column) in transpose_8(square).into_iter().enumerate() {
+                columns[8 * j + k][i] = column;
+            }
+        }
+        columns
+    }
+}
+
+/// Lane j of vector i becomes lane i of vector j.
+#[inline(always)]
+fn transpose_8(rows: [__m256; 8]) -> [__m256; 8] {
+    unsafe {
+        let mut fours = rows;
+        for i in [0, 4] {
+            let [a, b, c, d] = [rows[i], rows[i + 1], rows[i + 2], rows[i + 3]];
+            let (low, high) = (_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
+            let (next_low, next_high) = (_mm256_unpacklo_ps(c, d), _mm256_unpackhi_ps(c, d));
+            fours[i] = _mm256_shuffle_ps::<0b01_00_01_00>(low, next_low);
+            fours[i + 1] = _mm256_shuffle_ps::<0b11_10_11_10>(low, next_low);
+            fours[i + 2] = _mm256_shuffle_ps::<0b01_00_01_00>(high, next_high);
+            fours[i + 3] = _mm256_shuffle_ps::<0b11_10_11_10>(high, next_high);
+        }
+        let mut columns = rows;
+        for j in 0..4 {
+            columns[j] = _mm256_permute2f128_ps::<0x20>(fours[j], fours[j + 4]);
+            columns[j + 4] = _mm256_permute2f128_ps::<0x31>(fours[j], fours[j + 4]);
+        }
+        columns
+    }
 }

@@ -1,6 +1,9 @@
 //! AVX512-BF16: AVX-512 VNNI with a two-way bf16 dot product.
 
-use std::arch::x86_64::{__m512, __m512bh, __m512i, _mm512_dpbf16_ps};
+use std::arch::x86_64::{
+    __m512, __m512bh, __m512i, _mm512_cvtne2ps_pbh, _mm512_dpbf16_ps, _mm512_loadu_si512,
+    _mm512_permutexvar_epi16,
+};
 use std::mem::transmute;
 
 use super::avx512_vnni::Avx512;
@@ -40,3 +43,28 @@ pub(super) unsafe fn dot(acc: __m512, pairs: __m512i, two: __m512i) -> __m512 {
         _mm512_dpbf16_ps(acc, pairs, two)
     }
 }
+
+/// Rounds two vectors to bf16 and pairs them; subnormals become zeros.
+///
+/// # Safety
+/// The CPU must have AVX512-BF16 and AVX-512 BW.
+#[inline(always)]
+pub(super) unsafe fn round_pairs(first: __m512, second: __m512) -> __m512i {
+    // SAFETY: the caller promises the features; the types are the same 64 bytes.
+    unsafe {
+        let halves = transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(second, first));
+        _mm512_permutexvar_epi16(_mm512_loadu_si512(PAIRED.as_ptr().cast()), halves)
+    }
+}
+
+/// Element i of the first half, then element i of the second.
+const PAIRED: [u16; 32] = {
+    let mut places = [0; 32];
+    let mut i = 0;
+    while i < 16 {
+        places[2 * i] = i as u16;
+        places[2 * i + 1] = 16 + i as u16;
+        i += 1;
+    }
+    places
+};

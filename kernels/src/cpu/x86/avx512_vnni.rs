@@ -370,6 +370,68 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
     fn prefetch(self, p: *const u8) {
         unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
     }
+
+    #[inline(always)]
+    unsafe fn load_i8(self, p: *const i8) -> __m512 {
+        unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(p.cast()))) }
+    }
+
+    #[inline(always)]
+    fn round_bf16(self, v: __m512) -> __m512 {
+        unsafe {
+            let bits = _mm512_castps_si512(v);
+            let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
+            let rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+            let high = _mm512_set1_epi32(0xffff_0000_u32 as i32);
+            _mm512_castsi512_ps(_mm512_and_si512(rounded, high))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn store_pairs(self, p: *mut u8, first: __m512, second: __m512) {
+        unsafe {
+            let pairs = if BF16 {
+                super::avx512_bf16::round_pairs(first, second)
+            } else {
+                self.pair(self.round_bf16(first), self.round_bf16(second))
+            };
+            _mm512_storeu_si512(p.cast(), pairs);
+        }
+    }
+
+    #[inline(always)]
+    fn transpose(self, rows: [__m512; 16]) -> [__m512; 16] {
+        unsafe {
+            // Within quarters: pairs of rows, then fours of them.
+            let mut fours = rows;
+            for i in (0..16).step_by(4) {
+                let [a, b, c, d] = [rows[i], rows[i + 1], rows[i + 2], rows[i + 3]];
+                let (low, high) = (_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+                let (next_low, next_high) = (_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+                let (low, high) = (_mm512_castps_pd(low), _mm512_castps_pd(high));
+                let next_low = _mm512_castps_pd(next_low);
+                let next_high = _mm512_castps_pd(next_high);
+                fours[i] = _mm512_castpd_ps(_mm512_unpacklo_pd(low, next_low));
+                fours[i + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(low, next_low));
+                fours[i + 2] = _mm512_castpd_ps(_mm512_unpacklo_pd(high, next_high));
+                fours[i + 3] = _mm512_castpd_ps(_mm512_unpackhi_pd(high, next_high));
+            }
+            // Quarters among the fours: column 4 q + j gathers quarter q of vector j of each four.
+            let mut columns = rows;
+            for j in 0..4 {
+                let [a, b, c, d] = [fours[j], fours[j + 4], fours[j + 8], fours[j + 12]];
+                let even = _mm512_shuffle_f32x4::<0b10_00_10_00>(a, b);
+                let odd = _mm512_shuffle_f32x4::<0b11_01_11_01>(a, b);
+                let next_even = _mm512_shuffle_f32x4::<0b10_00_10_00>(c, d);
+                let next_odd = _mm512_shuffle_f32x4::<0b11_01_11_01>(c, d);
+                columns[j] = _mm512_shuffle_f32x4::<0b10_00_10_00>(even, next_even);
+                columns[8 + j] = _mm512_shuffle_f32x4::<0b11_01_11_01>(even, next_even);
+                columns[4 + j] = _mm512_shuffle_f32x4::<0b10_00_10_00>(odd, next_odd);
+                columns[12 + j] = _mm512_shuffle_f32x4::<0b11_01_11_01>(odd, next_odd);
+            }
+            columns
+        }
+    }
 }
 
 /// -8 to 7 in bf16, twice.
