@@ -4,8 +4,11 @@ use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
 use std::{fmt, slice};
 
+use memmap2::MmapMut;
+
 use crate::dtype::Element;
 use crate::error::{Error, Result};
+use crate::pages::{LARGE_FROM, LARGE_PAGE, ask_for_large};
 
 /// Memory of one device. On the CPU it is host memory, zeroed, aligned to a cache line and padded to a
 /// multiple of one.
@@ -55,11 +58,18 @@ impl Buffer {
 /// An allocator asked for zeroed memory of a large alignment writes all of it; asked for an ordinary one, it
 /// hands out pages that the system gives when they are first written. So we align within.
 struct HostBuffer {
-    /// Aligned to [`ALIGN`]: `offset` bytes into the allocation.
+    /// Aligned to [`ALIGN`].
     pointer: NonNull<u8>,
-    offset: usize,
     len: usize,
-    layout: Layout,
+    memory: Memory,
+}
+
+/// What must be given back.
+enum Memory {
+    /// `pointer` lies `offset` bytes in.
+    Allocated { offset: usize, layout: Layout },
+    /// Unmapped when it is dropped.
+    Mapped { _map: MmapMut },
 }
 
 // SAFETY: the allocation is owned and reached only through `&self` and `&mut self`.
@@ -69,7 +79,15 @@ unsafe impl Sync for HostBuffer {}
 
 impl HostBuffer {
     fn zeroed(len: usize) -> Result<Self> {
-        let refuse = || Error::shape("allocate", format!("{len} bytes cannot be allocated"));
+        if len >= LARGE_FROM {
+            Self::mapped(len)
+        } else {
+            Self::allocated(len)
+        }
+    }
+
+    fn allocated(len: usize) -> Result<Self> {
+        let refuse = || refused(len);
         let size = len
             .checked_next_multiple_of(ALIGN)
             .and_then(|padded| padded.checked_add(ALIGN))
@@ -83,9 +101,28 @@ impl HostBuffer {
         let pointer = unsafe { base.add(offset) };
         Ok(Self {
             pointer,
-            offset,
             len,
-            layout,
+            memory: Memory::Allocated { offset, layout },
+        })
+    }
+
+    /// Memory of its own mapping, from a large page's start on. Pages cost nothing until they are written.
+    fn mapped(len: usize) -> Result<Self> {
+        let refuse = || refused(len);
+        let size = len.checked_add(LARGE_PAGE).ok_or_else(refuse)?;
+        let limit = usize::try_from(isize::MAX).map_err(|_| refuse())?;
+        if size > limit {
+            return Err(refuse());
+        }
+        let mut map = MmapMut::map_anon(size).map_err(|_| refuse())?;
+        ask_for_large(&map);
+        let base = NonNull::new(map.as_mut_ptr()).ok_or_else(refuse)?;
+        let offset = base.addr().get().wrapping_neg() % LARGE_PAGE;
+        Ok(Self {
+            // SAFETY: the mapping has LARGE_PAGE bytes more than are used, and the offset is less than that.
+            pointer: unsafe { base.add(offset) },
+            len,
+            memory: Memory::Mapped { _map: map },
         })
     }
 
@@ -102,8 +139,10 @@ impl HostBuffer {
 
 impl Drop for HostBuffer {
     fn drop(&mut self) {
-        // SAFETY: allocated in `zeroed` with this very layout, `offset` bytes before.
-        unsafe { dealloc(self.pointer.as_ptr().sub(self.offset), self.layout) }
+        if let Memory::Allocated { offset, layout } = self.memory {
+            // SAFETY: allocated with this very layout, `offset` bytes before.
+            unsafe { dealloc(self.pointer.as_ptr().sub(offset), layout) }
+        }
     }
 }
 
@@ -111,6 +150,10 @@ impl fmt::Debug for HostBuffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "HostBuffer({} bytes)", self.len)
     }
+}
+
+fn refused(len: usize) -> Error {
+    Error::shape("allocate", format!("{len} bytes cannot be allocated"))
 }
 
 /// Alignment of every allocation: a cache line, and the widest vector register.
@@ -130,6 +173,16 @@ mod tests {
         buffer.as_mut_slice::<i32>()[2] = 7;
         assert_eq!(buffer.as_slice::<u8>()[8], 7);
         assert_eq!(Buffer::host(0).unwrap().as_slice::<u8>().len(), 0);
+    }
+
+    #[test]
+    fn large_memory_is_zeroed_and_aligned_to_a_large_page() {
+        let mut buffer = Buffer::host(LARGE_FROM + 1).unwrap();
+        assert_eq!(buffer.len(), LARGE_FROM + 1);
+        assert_eq!(buffer.as_slice::<u8>().as_ptr() as usize % LARGE_PAGE, 0);
+        assert!(buffer.as_slice::<u8>().iter().all(|&byte| byte == 0));
+        buffer.as_mut_slice::<u8>()[LARGE_FROM] = 1;
+        assert_eq!(buffer.as_slice::<u8>()[LARGE_FROM], 1);
     }
 
     #[test]

@@ -8,6 +8,7 @@ mod dtype;
 mod error;
 mod kv;
 mod mapped;
+mod pages;
 mod panels;
 mod quant;
 mod reference;

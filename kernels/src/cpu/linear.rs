@@ -64,8 +64,10 @@ fn check_layout(backend: &CpuBackend, rows: &QuantizedRows) -> Result<()> {
 
 fn run(backend: &CpuBackend, input: LinearInput<'_>, weights: &Weights, out: OutRows<'_>) {
     let job = Job::new(backend, input, weights, out);
-    let floats = job.floats();
-    backend.reserve(floats);
+    let floats = job.floats(job.shape.panels);
+    // Enough for any number of rows: a step with more of them than there have been allocates nothing.
+    let most = Panels::new(MANY_ROWS, backend.isa().float_rows());
+    backend.reserve(floats.max(job.floats(most)));
     let number = backend.next_job();
     backend.pool.run(job.plan.tasks(), &|worker, task| {
         let mut scratch = backend.scratch(worker);
@@ -90,6 +92,7 @@ pub(super) struct Job<'a> {
     pub(super) units: usize,
     /// Whether the panels hold bf16.
     pub(super) bf16: bool,
+    shape: Shape,
     pub(super) plan: Plan,
     /// Scales of a row, and columns that share one.
     pub(super) groups: usize,
@@ -109,10 +112,7 @@ impl<'a> Job<'a> {
             LinearInput::Float(x) => {
                 let bf16 = isa.has_bf16_dot()
                     && x.dtype() == DType::Bf16
-                    && !matches!(
-                        weights.format,
-                        Format::Dense(DType::F32) | Format::Dense(DType::F16)
-                    );
+                    && !matches!(weights.format, Format::Dense(DType::F32 | DType::F16));
                 let panels = Panels::new(x.rows(), isa.float_rows());
                 (panels, panel::units(x.cols(), bf16), bf16)
             }
@@ -122,7 +122,7 @@ impl<'a> Job<'a> {
             (true, _) => 2,
             _ => 1,
         };
-        let plan = Plan::new(Shape {
+        let shape = Shape {
             panels,
             k: weights.k,
             row_bytes: units * UNIT,
@@ -131,7 +131,7 @@ impl<'a> Job<'a> {
             at_once,
             threads: backend.threads(),
             cache: backend.core_cache,
-        });
+        };
         Self {
             input,
             weights,
@@ -139,7 +139,8 @@ impl<'a> Job<'a> {
             panels,
             units,
             bf16,
-            plan,
+            shape,
+            plan: Plan::new(shape),
             groups: weights.format.groups(weights.k),
             group_size: weights.format.group_size(weights.k),
         }
@@ -156,23 +157,27 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// Floats of working memory: sums that wait, a row, and the panels of a task.
-    fn floats(&self) -> usize {
-        let rows = self.plan.panels_each * self.panels.each;
-        let panels = match self.input {
+    /// Floats of working memory for rows in such panels: sums that wait, a row, and the panels of a task.
+    fn floats(&self, panels: Panels) -> usize {
+        let plan = Plan::new(Shape {
+            panels,
+            ..self.shape
+        });
+        let rows = (plan.panels_each * panels.each).max(self.panels.each) + 1;
+        let packed = match self.input {
             LinearInput::Int8(_) => 0,
-            LinearInput::Float(x) => x.cols().next_multiple_of(LANES) + (rows + 1) * self.units,
+            LinearInput::Float(x) => x.cols().next_multiple_of(LANES) + rows * self.units,
         };
-        self.waiting() + panels
+        self.waiting(plan, panels) + packed
     }
 
-    /// Floats of the sums that wait for the next columns, in whole cache lines.
-    fn waiting(&self) -> usize {
-        if self.plan.depth >= self.weights.k {
+    /// Floats of the sums that wait for the next columns.
+    fn waiting(&self, plan: Plan, panels: Panels) -> usize {
+        if plan.depth >= self.weights.k {
             return 0;
         }
-        let rows = self.plan.panels_each * self.panels.each;
-        (rows * self.plan.tiles_each + 1) * SUM_BYTES / size_of::<f32>()
+        let rows = plan.panels_each * panels.each;
+        (rows * plan.tiles_each + 1) * SUM_BYTES / size_of::<f32>()
     }
 
     /// Working memory of task `(job, first panel)`, after laying its panels out if this worker has not yet.
@@ -185,7 +190,7 @@ impl<'a> Job<'a> {
     ) -> Room {
         let fresh = scratch.packed == Some(task);
         let (floats, _) = scratch.take(floats, 0);
-        let (waiting, floats) = floats.split_at_mut(self.waiting());
+        let (waiting, floats) = floats.split_at_mut(self.waiting(self.plan, self.panels));
         let sums: *mut u8 = waiting.as_mut_ptr().cast();
         let packed = match self.input {
             LinearInput::Int8(rows) => {
@@ -362,3 +367,6 @@ impl Task<'_> {
 
 /// How far ahead a single panel fetches: what memory gives while a request is on its way.
 const AHEAD: usize = 2048;
+
+/// More rows than the caches hold.
+const MANY_ROWS: usize = 1 << 16;

@@ -320,7 +320,7 @@ unsafe fn column<S: Simd, W: FloatTile, const R: usize, const T: usize, const C:
     }
     for r in 0..R {
         // SAFETY: as above; a unit is one f32.
-        let x = s.splat(unsafe { *panel.add(4 * r).cast::<f32>() });
+        let x = s.splat(unsafe { panel.add(4 * r).cast::<f32>().read_unaligned() });
         for t in 0..T {
             acc[r][t] = s.fma(x, weights[t], acc[r][t]);
         }

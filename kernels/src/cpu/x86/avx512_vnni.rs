@@ -337,7 +337,7 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
         unsafe {
             // A byte becomes a word, whose low five bits choose from a table of which both halves are equal:
             // the fifth bit belongs to the other nibble.
-            let places = if U % 2 == 0 {
+            let places = if U.is_multiple_of(2) {
                 _mm_setr_epi8(0, -1, 1, -1, 4, -1, 5, -1, 8, -1, 9, -1, 12, -1, 13, -1)
             } else {
                 _mm_setr_epi8(2, -1, 3, -1, 6, -1, 7, -1, 10, -1, 11, -1, 14, -1, 15, -1)
