@@ -50,8 +50,9 @@ impl Kernel for Quantize<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        if let (DType::Bf16, Ok(values)) = (self.x.dtype(), self.x.row::<bf16>(self.row))
-            && values.len().is_multiple_of(LANES)
+        if self.x.dtype() == DType::Bf16
+            && self.x.cols().is_multiple_of(LANES)
+            && let Ok(values) = self.x.row::<bf16>(self.row)
         {
             return self.out.put_bf16(s, self.row, bytemuck::cast_slice(values));
         }

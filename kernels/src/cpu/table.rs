@@ -125,10 +125,10 @@ impl Isa {
                 Self::Scalar => return Vec::new(),
                 Self::Avx2 => Vec::new(),
                 Self::AvxVnni => vec![("avxvnni", is_x86_feature_detected!("avxvnni"))],
-                Self::Avx512Vnni => avx512_features(),
+                Self::Avx512Vnni => x86::avx512_features(),
                 Self::Avx512Bf16 => {
                     let bf16 = ("avx512bf16", is_x86_feature_detected!("avx512bf16"));
-                    avx512_features().into_iter().chain([bf16]).collect()
+                    x86::avx512_features().into_iter().chain([bf16]).collect()
                 }
             };
             avx2.into_iter().chain(more).collect()
@@ -139,17 +139,6 @@ impl Isa {
             _ => vec![("the x86-64 architecture", false)],
         }
     }
-}
-
-#[cfg(target_arch = "x86_64")]
-fn avx512_features() -> Vec<(&'static str, bool)> {
-    vec![
-        ("avx512f", is_x86_feature_detected!("avx512f")),
-        ("avx512bw", is_x86_feature_detected!("avx512bw")),
-        ("avx512dq", is_x86_feature_detected!("avx512dq")),
-        ("avx512vl", is_x86_feature_detected!("avx512vl")),
-        ("avx512vnni", is_x86_feature_detected!("avx512vnni")),
-    ]
 }
 
 impl fmt::Display for Isa {
