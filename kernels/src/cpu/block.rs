@@ -28,6 +28,9 @@ pub(super) struct Block<'a> {
     /// How far ahead of the tiles to fetch, and how many bytes at each step.
     pub(super) ahead: usize,
     pub(super) pace: usize,
+    /// After how many steps that would be the tiles at hand again, and how much further the next ones are.
+    pub(super) turn: usize,
+    pub(super) jump: usize,
     /// Sums that wait, and which of them are those of the tile and of its first row.
     pub(super) sums: *mut u8,
     pub(super) place: usize,
@@ -190,17 +193,23 @@ impl<P: Product, const R: usize, const T: usize> Registers<'_, P, R, T> {
                 .wrapping_add(start * P::BYTES)
         });
         let begun = start - block.columns.0 / each;
+        // What is to be fetched lies where these steps lie, as much further as was fetched.
+        let passed = begun > block.turn;
+        let further = block.ahead + if passed { block.jump } else { 0 };
+        let back = begun * (P::BYTES - block.pace);
         Walk {
             tiles,
             panel: block.panel.wrapping_add(start * P::UNITS * block.stride),
             stride: block.stride,
             steps: end - start,
-            // The part of the tiles to be fetched lies where this part does, as much further as was fetched.
-            next: tiles.map(|tile| {
-                tile.wrapping_sub(begun * (P::BYTES - block.pace))
-                    .wrapping_add(block.ahead)
-            }),
+            next: tiles.map(|tile| tile.wrapping_sub(back).wrapping_add(further)),
             pace: block.pace,
+            turn: if passed {
+                usize::MAX
+            } else {
+                block.turn - begun
+            },
+            jump: block.jump,
             product: PhantomData,
         }
     }
@@ -280,6 +289,8 @@ struct Walk<P, const R: usize, const T: usize> {
     steps: usize,
     next: [*const u8; T],
     pace: usize,
+    turn: usize,
+    jump: usize,
     product: PhantomData<P>,
 }
 
@@ -288,6 +299,10 @@ impl<P: Product, const R: usize, const T: usize> Walk<P, R, T> {
     #[inline(always)]
     fn add<S: Simd>(mut self, s: S, acc: &mut [[P::Acc<S>; T]; R]) -> Self {
         for _ in 0..self.steps {
+            if self.turn == 0 {
+                self.next = self.next.map(|next| next.wrapping_add(self.jump));
+            }
+            self.turn = self.turn.wrapping_sub(1);
             for t in 0..T {
                 s.prefetch(self.next[t]);
             }

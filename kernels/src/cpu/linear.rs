@@ -338,10 +338,11 @@ impl Task<'_> {
             let single = S::TILES > 1 && job.panels.each == 1 && left >= 4;
             let count = if single { 4 } else { left.min(S::TILES) };
             // While the panels meet these tiles, each fetches its share of the next ones; a single panel
-            // fetches what comes next in these.
-            let (ahead, share) = match panels.len() {
-                1 => (AHEAD, P::BYTES),
-                several => (count * bytes, P::BYTES.div_ceil(several)),
+            // fetches what comes next in these, and at their end the beginning of the next ones.
+            let steps = part / P::BYTES;
+            let (ahead, pace, turn) = match panels.len() {
+                1 => (AHEAD, P::BYTES, steps.saturating_sub(AHEAD / P::BYTES)),
+                several => (count * bytes, P::BYTES.div_ceil(several), usize::MAX),
             };
             for (i, panel) in panels.clone().enumerate() {
                 let block = Block {
@@ -353,7 +354,9 @@ impl Task<'_> {
                     rows: job.panels.rows_of(panel),
                     tile,
                     ahead: ahead + i * (part / panels.len()),
-                    pace: share,
+                    pace,
+                    turn,
+                    jump: (count - 1) * bytes,
                     sums: room.sums,
                     place: (tile - tiles.start) * job.plan.panels_each * job.panels.each,
                     place_row: i * job.panels.each,
