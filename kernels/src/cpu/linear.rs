@@ -369,7 +369,7 @@ impl Task<'_> {
 }
 
 /// How far ahead a single panel fetches: what memory gives while a request is on its way.
-const AHEAD: usize = 2048;
+const AHEAD: usize = 8192;
 
 /// More rows than the caches hold.
 const MANY_ROWS: usize = 1 << 16;
