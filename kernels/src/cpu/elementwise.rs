@@ -21,7 +21,7 @@ pub(super) fn gated(
     let out = Out::new(backend, &mut out, gate.rows(), gate.cols())?;
     let padded = gate.cols().next_multiple_of(LANES);
     backend.each_row(
-        gate.rows(),
+        (gate.rows(), out.together()),
         gate.cols(),
         2 * padded,
         |level, row, floats| {
@@ -80,7 +80,7 @@ pub(super) fn gelu(
     check_gelu(x, &out)?;
     let out = OutRows::new(&mut out)?;
     backend.each_row(
-        x.rows(),
+        (x.rows(), 1),
         x.cols(),
         x.cols().next_multiple_of(LANES),
         |level, row, floats| {
@@ -155,7 +155,7 @@ pub(super) fn add(backend: &CpuBackend, mut x: TensorMut<'_>, y: TensorRef<'_>) 
     check_add(&x, y)?;
     let out = OutRows::new(&mut x)?;
     let padded = y.cols().next_multiple_of(LANES);
-    backend.each_row(y.rows(), y.cols(), 2 * padded, |level, row, floats| {
+    backend.each_row((y.rows(), 1), y.cols(), 2 * padded, |level, row, floats| {
         let (a, b) = floats.split_at_mut(padded);
         level.run(AddRow {
             y,
@@ -203,7 +203,7 @@ pub(super) fn copy(backend: &CpuBackend, x: TensorRef<'_>, mut out: TensorMut<'_
     check_copy(x, &out)?;
     let out = OutRows::new(&mut out)?;
     let padded = x.cols().next_multiple_of(LANES);
-    backend.each_row(x.rows(), x.cols(), padded, |level, row, floats| {
+    backend.each_row((x.rows(), 1), x.cols(), padded, |level, row, floats| {
         level.run(CopyRow {
             x,
             row,
@@ -242,7 +242,7 @@ pub(super) fn embedding(
     let out = OutRows::new(&mut out)?;
     let cols = table.k;
     backend.each_row(
-        ids.len(),
+        (ids.len(), 1),
         cols,
         cols.next_multiple_of(LANES),
         |level, row, floats| {

@@ -33,7 +33,7 @@ pub(super) fn kv_append(backend: &CpuBackend, args: KvAppendArgs<'_>) -> Result<
         };
         // A vector more, for the last head may end within one.
         let padded = x.cols() + LANES;
-        backend.each_row(x.rows(), x.cols(), padded, |level, row, floats| {
+        backend.each_row((x.rows(), 1), x.cols(), padded, |level, row, floats| {
             let slot = slots[row] as usize;
             level.run(Append {
                 x,

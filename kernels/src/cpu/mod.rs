@@ -188,15 +188,15 @@ impl CpuBackend {
     }
 
     /// Calls `body` for each row with `floats` floats of working memory; on one thread when the rows are
-    /// small.
+    /// small. A thread takes whole numbers of `together` rows: those that share cache lines.
     fn each_row(
         &self,
-        rows: usize,
+        (rows, together): (usize, usize),
         cols: usize,
         floats: usize,
         body: impl Fn(Level, usize, &mut [f32]) + Sync,
     ) {
-        let each = (ROW_TASK / cols.max(1)).max(1);
+        let each = (ROW_TASK / cols.max(1)).max(1).next_multiple_of(together);
         self.each_task(rows.div_ceil(each), floats, |level, task, floats| {
             for row in task * each..((task + 1) * each).min(rows) {
                 body(level, row, floats);

@@ -26,7 +26,7 @@ pub(super) fn norm(backend: &CpuBackend, args: NormArgs<'_>) -> Result<()> {
         weight.len().next_multiple_of(LANES),
     );
     backend.each_row(
-        x.rows(),
+        (x.rows(), out.together()),
         x.cols(),
         padded + 3 * segment,
         |level, row, floats| {

@@ -23,7 +23,7 @@ pub(super) fn rope(backend: &CpuBackend, mut args: RopeArgs<'_>) -> Result<()> {
     };
     let out = OutRows::new(&mut args.x)?;
     backend.each_row(
-        rows,
+        (rows, 1),
         cols,
         padded_cols + 4 * padded,
         |level, row, floats| {

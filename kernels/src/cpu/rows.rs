@@ -23,7 +23,7 @@ pub(super) fn quantize(
     check_quantize(x)?;
     let out = OutQuantized::start(backend, out, x.rows(), x.cols())?;
     backend.each_row(
-        x.rows(),
+        (x.rows(), out.panels.each),
         x.cols(),
         x.cols().next_multiple_of(LANES),
         |level, row, floats| {
@@ -148,6 +148,14 @@ impl<'a> Out<'a> {
         match out {
             RowsOut::Float(out) => Ok(Self::Float(OutRows::new(out)?)),
             RowsOut::Int8(out) => Ok(Self::Int8(OutQuantized::start(backend, out, rows, cols)?)),
+        }
+    }
+
+    /// Rows that share cache lines: one thread must write them.
+    pub(super) fn together(&self) -> usize {
+        match self {
+            Self::Float(_) => 1,
+            Self::Int8(out) => out.panels.each,
         }
     }
 
