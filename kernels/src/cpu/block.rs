@@ -195,7 +195,9 @@ impl<P: Product, const R: usize, const T: usize> Registers<'_, P, R, T> {
         let begun = start - block.columns.0 / each;
         // What is to be fetched lies where these steps lie, as much further as was fetched.
         let passed = begun > block.turn;
-        let further = block.ahead + if passed { block.jump } else { 0 };
+        let further = block
+            .ahead
+            .wrapping_add(if passed { block.jump } else { 0 });
         let back = begun * (P::BYTES - block.pace);
         Walk {
             tiles,

@@ -344,6 +344,12 @@ impl Task<'_> {
                 1 => (AHEAD, P::BYTES, steps.saturating_sub(AHEAD / P::BYTES)),
                 several => (count * bytes, P::BYTES.div_ceil(several), usize::MAX),
             };
+            let jump = if tile + count < tiles.end {
+                (count - 1) * bytes
+            } else {
+                // The next tiles are another task's: these once more, which costs nothing.
+                0_usize.wrapping_sub(AHEAD)
+            };
             for (i, panel) in panels.clone().enumerate() {
                 let block = Block {
                     job,
@@ -356,7 +362,7 @@ impl Task<'_> {
                     ahead: ahead + i * (part / panels.len()),
                     pace,
                     turn,
-                    jump: (count - 1) * bytes,
+                    jump,
                     sums: room.sums,
                     place: (tile - tiles.start) * job.plan.panels_each * job.panels.each,
                     place_row: i * job.panels.each,

@@ -46,10 +46,13 @@ impl Plan {
         let blocks = panels.div_ceil(most).max(1);
         let panels_each = panels.div_ceil(blocks).max(1);
         let blocks = panels.div_ceil(panels_each);
-        let tiles_each = if shape.threads == 1 {
-            shape.tiles
-        } else {
-            shape.tiles * blocks / (shape.threads * TASKS_EACH)
+        let tiles_each = match (shape.threads, panels) {
+            (1, _) => shape.tiles,
+            (threads, 0..=1) => {
+                let each = shape.tiles.div_ceil(threads * shape.streams());
+                each.next_multiple_of(shape.at_once)
+            }
+            (threads, _) => shape.tiles * blocks / (threads * TASKS_EACH),
         };
         let sums = panels_each * shape.panels.each * SUM_BYTES;
         let tiles_each = if depth < shape.k {
@@ -87,6 +90,12 @@ impl Plan {
 }
 
 impl Shape {
+    /// Tasks of each thread for a single panel, which reads weights as fast as memory gives them: long runs,
+    /// because what a thread fetches ahead at the end of one is the beginning of another's.
+    fn streams(self) -> usize {
+        (self.tiles * self.tile_bytes / self.threads / STREAM).clamp(1, 8)
+    }
+
     /// One panel takes tiles as they lie in memory; several take parts of them that stay in the cache.
     fn depth(self) -> usize {
         let parts = self.tile_bytes.div_ceil(TILE_PART);
@@ -99,6 +108,9 @@ impl Shape {
 
 /// Tasks for each thread: so many that the last one, which others wait for, is short.
 const TASKS_EACH: usize = 24;
+
+/// Bytes that one task of a single panel reads, or more.
+const STREAM: usize = 512 << 10;
 
 /// Bytes of a tile that are multiplied before the next tile comes: with a few tiles at once and the next
 /// ones on their way they take a good part of the cache.
@@ -128,9 +140,9 @@ mod tests {
     fn panels_fill_half_the_cache_and_tiles_give_every_thread_enough_tasks() {
         let table = [
             // rows, k, n, threads: panels, tiles and depth of a task
-            (1, 2560, 10240, 2, (1, 12, 2560)),
-            (1, 576, 576, 2, (1, 2, 576)),
-            (1, 18944, 3584, 2, (1, 4, 18944)),
+            (1, 2560, 10240, 2, (1, 40, 2560)),
+            (1, 576, 576, 2, (1, 18, 576)),
+            (1, 18944, 3584, 2, (1, 14, 18944)),
             (128, 2560, 10240, 2, (11, 12, 2560)),
             (1024, 2560, 10240, 2, (15, 80, 2560)),
             (1024, 10240, 2560, 2, (13, 6, 3072)),
