@@ -136,10 +136,10 @@ pub(crate) struct ImageOptions {
 /// How large pictures become before a vision tower reads them.
 #[derive(Debug, Args)]
 pub(crate) struct ImageBounds {
-    /// Tokens that a picture becomes at least: smaller ones are enlarged [default: what the model says]
+    /// Enlarge pictures to about the pixels of N tokens; sides are rounded, counts may be lower [default: what the model says]
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = positive)]
     pub(crate) min_image_tokens: Option<usize>,
-    /// Tokens that a picture becomes at most: larger ones are shrunk [default: what the model says]
+    /// Shrink pictures to about the pixels of N tokens; sides are rounded, counts may be higher [default: what the model says]
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = positive)]
     pub(crate) max_image_tokens: Option<usize>,
 }
