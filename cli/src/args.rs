@@ -5,8 +5,8 @@ use std::str::FromStr;
 
 use cider::generate::CacheType;
 use cider::{DType, Head, Quantization, Scheme};
-use clap::builder::PossibleValuesParser;
 use clap::builder::TypedValueParser as _;
+use clap::builder::{OsStringValueParser, PossibleValuesParser};
 use clap::{Args, Parser, Subcommand};
 
 use crate::failure::Usage;
@@ -44,6 +44,7 @@ pub(crate) enum Command {
 #[derive(Debug, Args)]
 pub(crate) struct RunArgs {
     /// A GGUF file, or a folder with config.json and safetensors [default: the small vision model]
+    #[arg(value_parser = OsStringValueParser::new().map(PathBuf::from))]
     pub(crate) model: Option<PathBuf>,
     /// What to answer; one that begins with a hyphen stands behind --
     pub(crate) prompt: Option<String>,
