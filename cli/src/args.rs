@@ -5,8 +5,8 @@ use std::str::FromStr;
 
 use cider::generate::CacheType;
 use cider::{DType, Head, Quantization, Scheme};
-use clap::builder::PossibleValuesParser;
 use clap::builder::TypedValueParser as _;
+use clap::builder::{OsStringValueParser, PossibleValuesParser};
 use clap::{Args, Parser, Subcommand};
 
 use crate::failure::Usage;
@@ -44,6 +44,7 @@ pub(crate) enum Command {
 #[derive(Debug, Args)]
 pub(crate) struct RunArgs {
     /// A GGUF file, or a folder with config.json and safetensors [default: the small vision model]
+    #[arg(value_parser = OsStringValueParser::new().map(PathBuf::from))]
     pub(crate) model: Option<PathBuf>,
     /// What to answer; one that begins with a hyphen stands behind --
     pub(crate) prompt: Option<String>,
@@ -136,10 +137,10 @@ pub(crate) struct ImageOptions {
 /// How large pictures become before a vision tower reads them.
 #[derive(Debug, Args)]
 pub(crate) struct ImageBounds {
-    /// Tokens that a picture becomes at least: smaller ones are enlarged [default: what the model says]
+    /// Enlarge pictures to about the pixels of N tokens; sides are rounded, counts may be lower [default: what the model says]
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = positive)]
     pub(crate) min_image_tokens: Option<usize>,
-    /// Tokens that a picture becomes at most: larger ones are shrunk [default: what the model says]
+    /// Shrink pictures to about the pixels of N tokens; sides are rounded, counts may be higher [default: what the model says]
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = positive)]
     pub(crate) max_image_tokens: Option<usize>,
 }

@@ -23,6 +23,30 @@ pub(crate) fn tell_apart(
     }
 }
 
+/// Refuses a picture in the place of MODEL or PROMPT, and a PROMPT without words.
+pub(crate) fn refuse_slips(model: Option<&Path>, prompt: Option<&str>) -> Result<(), Usage> {
+    let Some(first) = model else {
+        return Ok(());
+    };
+    if first.as_os_str().is_empty() {
+        let what = if prompt.is_some() {
+            "MODEL is empty"
+        } else {
+            "the prompt is empty"
+        };
+        return Err(Usage(what.to_owned()));
+    }
+    let end = first.extension().unwrap_or_default().to_ascii_lowercase();
+    let is_word = !first.to_string_lossy().contains(char::is_whitespace);
+    if (is_word || first.is_file()) && PICTURES.iter().any(|&known| end == known) {
+        let name = shown(first);
+        let what =
+            format!("{name} is a picture: give it as --image {name}, with a PROMPT about it");
+        return Err(Usage(what));
+    }
+    Ok(())
+}
+
 /// The folder of the small model.
 pub(crate) fn find() -> Result<PathBuf> {
     let places = places(
@@ -64,6 +88,9 @@ fn not_found(places: &[PathBuf]) -> String {
         places.join(", ")
     )
 }
+
+/// How the names of pictures end.
+const PICTURES: [&str; 6] = ["png", "jpg", "jpeg", "webp", "gif", "bmp"];
 
 /// Whether an argument that is no file is more likely a model's name than a question.
 fn looks_like_a_model(text: &str) -> bool {

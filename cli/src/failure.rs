@@ -35,6 +35,10 @@ pub(crate) fn report(error: &Error) -> ExitCode {
 /// The error; where the context is too short, with what helps.
 pub(crate) fn hinted(error: Error, hint: &str) -> Error {
     match error.downcast_ref() {
+        Some(cider::Error::ImagesExceedContext { text, limit, .. }) if text >= limit => {
+            let message = format!("{error}: the text alone is too long for it");
+            error.context(message)
+        }
         Some(cider::Error::ContextExceeded { .. } | cider::Error::ImagesExceedContext { .. }) => {
             let message = format!("{error}: {hint}");
             error.context(message)

@@ -47,7 +47,9 @@ pub(crate) fn open(path: &Path, args: &RunArgs, quiet: bool) -> Result<Opened> {
         .vision_mut()
         .filter(|_| !args.images.files.is_empty())
     {
+        let model = vision.processor().pixel_bounds();
         vision.set_budget(budget(vision.processor(), &args.images.bounds)?)?;
+        warn_of_sizes(model, vision.processor().pixel_bounds());
     }
     Ok(Opened {
         engine,
@@ -110,6 +112,19 @@ pub(crate) fn budget(processor: &ImageProcessor, bounds: &ImageBounds) -> Result
         (None, None) => {}
     }
     Ok(PixelBudget::from_tokens(processor, least, most)?)
+}
+
+/// Says so where pictures may have sizes outside those that the model is made for.
+fn warn_of_sizes(model: (u64, u64), asked: (u64, u64)) {
+    if asked.0 < model.0 || asked.1 > model.1 {
+        tracing::warn!(
+            "pictures of {} to {} pixels: the model is made for {} to {}, its answer may be nonsense",
+            asked.0,
+            asked.1,
+            model.0,
+            model.1
+        );
+    }
 }
 
 /// Whether there are options that only a model with vision input can honour.

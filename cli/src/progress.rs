@@ -27,6 +27,11 @@ impl Progress {
         Self::new(what, "{msg} {wide_bar} {pos} of {len} tokens", quiet)
     }
 
+    /// A bar for blocks of a model.
+    pub(crate) fn blocks(what: &'static str, quiet: bool) -> Self {
+        Self::new(what, "{msg} {wide_bar} {pos} of {len} blocks", quiet)
+    }
+
     fn new(what: &'static str, template: &'static str, quiet: bool) -> Self {
         Self {
             what,

@@ -36,6 +36,9 @@ pub enum Error {
         /// What was expected and what was found.
         what: String,
     },
+    /// The work was ended before its time by the one who asked for it.
+    #[error("stopped")]
+    Cancelled,
     /// An image is refused.
     #[error("image {} ({}): {fault}", index + 1, shown_name(name))]
     Image {

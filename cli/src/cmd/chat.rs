@@ -5,6 +5,7 @@ use std::path::Path;
 
 use anyhow::{Context as _, Result};
 use cider::Generation;
+use cider::files::shown_name;
 use cider::generate::StopReason;
 use cider::text::{Message, Role};
 
@@ -38,7 +39,9 @@ pub(super) fn run(session: &mut Session<'_>) -> Result<()> {
                     Err(error) => failure::say("error", &error),
                 }
             }
-            command if is_command(command) => note(&format!("{command} is not known; {HELP}")),
+            command if is_command(command) => {
+                note(&format!("{} is not known; {HELP}", shown_name(command)))
+            }
             _ => {
                 let all = session.pictures.images().len();
                 messages.push(user_message(&line, all - sent));
@@ -60,7 +63,10 @@ pub(super) fn run(session: &mut Session<'_>) -> Result<()> {
                     }
                     Err(error) if error.is::<cider::Error>() => {
                         // The conversation goes on as if the message had not been sent.
-                        failure::say("error", &error);
+                        match error.downcast_ref() {
+                            Some(cider::Error::Cancelled) => note(STOPPED),
+                            _ => failure::say("error", &error),
+                        }
                         messages.pop();
                         session.pictures.truncate(sent);
                     }
@@ -126,9 +132,13 @@ fn is_cancelled(answer: &Generation) -> bool {
     answer.reason == StopReason::Cancelled
 }
 
+/// A word after a slash, whatever follows: a path has more than one slash.
 fn is_command(line: &str) -> bool {
-    let name = line.strip_prefix('/');
-    name.is_some_and(|name| !name.is_empty() && name.chars().all(|c| c.is_ascii_lowercase()))
+    let word = line.split_whitespace().next().unwrap_or_default();
+    let name = word.strip_prefix('/');
+    name.is_some_and(|name| {
+        name.starts_with(|c: char| c.is_ascii_alphabetic()) && !name.contains('/')
+    })
 }
 
 fn note(text: &str) {
@@ -152,7 +162,9 @@ mod tests {
 
     #[test]
     fn only_single_words_after_a_slash_are_commands() {
-        assert!(is_command("/quit"));
+        for slip in ["/quit", "/Image x", "/imageok.png", "/clear x"] {
+            assert!(is_command(slip), "{slip}");
+        }
         assert!(image_of("/image").is_none() && image_of("/images x").is_none());
         assert!(!is_command("/") && !is_command("/etc/hosts is a file") && !is_command("a/b"));
     }

@@ -167,6 +167,10 @@ impl<'a> Report<'a> {
         } else {
             String::new()
         };
+        // An answer that was stopped in its prompt has no rate.
+        if self.generated_tokens == 0 {
+            return format!("{seen}prefill {})", share(&phases.prefill));
+        }
         let prefill = format!(
             "{seen}prefill {}, {:.0} tok/s)",
             share(&phases.prefill),

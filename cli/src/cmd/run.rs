@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::Result;
 use cider::files::shown;
-use cider::generate::SamplingParams;
+use cider::generate::{SamplingParams, StopReason};
 use cider::image::{ImageSize, RgbImage};
 use cider::load::GenerationConfig;
 use cider::text::{Message, RenderOptions, Role, StopMatcher};
@@ -24,6 +24,7 @@ use crate::progress::Progress;
 /// Runs the command.
 pub(crate) fn run(args: &RunArgs, quiet: bool) -> Result<()> {
     check(args)?;
+    bundled::refuse_slips(args.model.as_deref(), args.prompt.as_deref())?;
     let (path, prompt) = bundled::tell_apart(args.model.as_deref(), args.prompt.as_deref());
     let path = path.map_or_else(bundled::find, Ok)?;
     let prompt = match prompt {
@@ -142,7 +143,15 @@ impl Session<'_> {
             preprocess: self.pictures.take_reading(),
             ..ImageTimes::default()
         };
-        let (prompt, images) = engine.see(prompt, self.pictures.images(), &mut times)?;
+        let mut bar = Progress::blocks("looking at the pictures", self.quiet);
+        let cancel = self.cancel.clone();
+        let mut watch = |done: usize, total: usize| {
+            bar.show(done, total);
+            !cancel.is_cancelled()
+        };
+        let images = self.pictures.images();
+        let (prompt, images) = engine.see_watched(prompt, images, &mut times, &mut watch)?;
+        bar.clear();
         memory.sample();
         let seen = Seen {
             images: images.len(),
@@ -188,7 +197,14 @@ impl Session<'_> {
         if !self.args.json && last != Some('\n') && (generated.is_ok() || last.is_some()) {
             console::text("\n")?;
         }
-        Ok((generated?, seen))
+        let generation = generated?;
+        let context = engine.runner().context();
+        if generation.reason == StopReason::Length
+            && generation.prompt_tokens + generation.generated_tokens >= context
+        {
+            tracing::warn!("the answer ends where the context of {context} tokens is full");
+        }
+        Ok((generation, seen))
     }
 
     fn report<'a>(&'a self, generation: &'a Generation, seen: Seen) -> Report<'a> {

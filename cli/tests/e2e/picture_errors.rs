@@ -87,6 +87,81 @@ fn what_is_no_file_and_no_data_is_named() {
 }
 
 #[test]
+fn slips_with_pictures_are_said() {
+    let picture = "examples/pictures/scene.png";
+    for arguments in [
+        &["run", picture][..],
+        &["run", "no-such.JPG"],
+        &["run", picture, "What?"],
+    ] {
+        refused(&run(arguments), &["is a picture", "--image"]);
+    }
+    refused(&run(["run", ""]), &["the prompt is empty"]);
+    let template = folder("failing-template").join("template.jinja");
+    fs::write(&template, "{{ raise_exception('no luck today') }}").unwrap();
+    let mut command = cider();
+    command.args(["run", MODEL, "What?", "--image", picture, "--chat-template"]);
+    failed(&finish(command.arg(&template)), &["no luck today"]);
+    let kernel = ["run", MODEL, "What?", "--image", "/proc/self/status"];
+    failed(&run(kernel), &["image 1", "no bytes"]);
+    let nowhere = [
+        "debug",
+        "preprocess",
+        picture,
+        "--model",
+        "/nope",
+        "-o",
+        "x",
+    ];
+    failed(&run(nowhere), &["/nope", "No such file"]);
+    let copy = folder("own-input").join("x.png");
+    fs::copy("../examples/pictures/scene.png", &copy).unwrap();
+    let mut command = cider();
+    command
+        .args(["debug", "preprocess"])
+        .arg(&copy)
+        .arg("-o")
+        .arg(&copy);
+    refused(&finish(&mut command), &["one of the pictures"]);
+    let mut command = cider();
+    command.args([
+        "run",
+        MODEL,
+        "What?",
+        "--max-tokens",
+        "2",
+        "--image",
+        picture,
+    ]);
+    command.args(["--min-image-tokens", "1", "--max-image-tokens", "1"]);
+    let said = finish(&mut command).succeeded().stderr;
+    assert!(
+        said.contains("warning: pictures of 1024 to 1024 pixels"),
+        "{said}"
+    );
+}
+
+#[test]
+fn an_answer_that_fills_the_context_says_so() {
+    let mut command = cider();
+    command.args(["run", MODEL, "What is in this image?", "--image"]);
+    command.args(["examples/pictures/scene.png", "--ctx", "164"]);
+    let said = finish(&mut command).succeeded().stderr;
+    assert!(said.contains("the context of 164 tokens is full"), "{said}");
+}
+
+/// Little address space is enough for a chat.
+#[test]
+fn a_chat_needs_no_large_address_space() {
+    let mut command = std::process::Command::new("sh");
+    let limited =
+        "ulimit -v 512000; exec \"$0\" run models/demo-vlm hello --max-tokens 2 --threads 1";
+    command.args(["-c", limited, env!("CARGO_BIN_EXE_cider")]);
+    command.current_dir(crate::support::root());
+    finish(&mut command).succeeded();
+}
+
+#[test]
 fn pictures_and_places_must_match() {
     let picture = "testdata/vl/images/photo.png";
     let target = folder("places").join("out");

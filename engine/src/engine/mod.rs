@@ -178,6 +178,21 @@ impl Engine {
         images: &[RgbImage],
         times: &mut ImageTimes,
     ) -> Result<(Vec<u32>, Vec<PromptImage>)> {
+        self.see_watched(prompt, images, times, &mut |_, _| true)
+    }
+
+    /// [`Engine::see`] that can be watched and ended: before each block of the vision tower, `watch` hears how many
+    /// blocks of how many are done for all pictures, and ends the work with false.
+    ///
+    /// # Errors
+    /// As [`Engine::see`], and [`Error::Cancelled`].
+    pub fn see_watched(
+        &mut self,
+        prompt: &[u32],
+        images: &[RgbImage],
+        times: &mut ImageTimes,
+        watch: &mut dyn FnMut(usize, usize) -> bool,
+    ) -> Result<(Vec<u32>, Vec<PromptImage>)> {
         let Some(vision) = &mut self.vision else {
             return match images.len() {
                 0 => Ok((prompt.to_vec(), Vec::new())),
@@ -192,8 +207,13 @@ impl Engine {
         vision.warn_of_many(images.len());
         let pad = vision.config().image_token;
         let mut features = Vec::new();
-        for image in images {
-            features.push(vision.encode(&self.runner, image, times)?);
+        for (i, image) in images.iter().enumerate() {
+            let mut watch =
+                |done: usize, blocks: usize| watch(i * blocks + done, images.len() * blocks);
+            if !watch(0, vision.config().blocks) {
+                return Err(Error::Cancelled);
+            }
+            features.push(vision.encode(&self.runner, image, times, &mut watch)?);
         }
         place_images(prompt, pad, &features)
     }

@@ -98,9 +98,12 @@ pub struct Generation {
 }
 
 impl Generation {
-    /// Prompt tokens computed per second.
+    /// Prompt tokens computed per second; 0 where the request ended before all of them were.
     #[must_use]
     pub fn prefill_rate(&self) -> f64 {
+        if self.generated_tokens == 0 {
+            return 0.0;
+        }
         rate(self.prompt_tokens - self.cached_tokens, self.prefill)
     }
 

@@ -87,9 +87,30 @@ impl TextSide {
                 .filter_map(|&id| self.tokenizer.token(id))
                 .collect();
             Error::Request(format!("{error}: each image stands as {place}"))
-        })
+        })?;
+        if let Some(place) = ids
+            .iter()
+            .position(|&id| self.tokenizer.token(id).is_some_and(|name| name == VIDEO))
+        {
+            let what = format!("token {place} of the prompt is {VIDEO}: videos are not supported");
+            return Err(Error::Request(what));
+        }
+        let stands = |at: usize| {
+            at.checked_sub(1).and_then(|before| ids.get(before)) == Some(&vision.start_token)
+                && ids.get(at + 1) == Some(&vision.end_token)
+        };
+        let mut places = (0..ids.len()).filter(|&at| ids[at] == vision.image_token);
+        match places.find(|&at| !stands(at)) {
+            Some(at) => Err(Error::Request(format!(
+                "token {at} of the prompt is an image without the tokens that open and close one"
+            ))),
+            None => Ok(()),
+        }
     }
 }
+
+/// The token that stands for a video.
+const VIDEO: &str = "<|video_pad|>";
 
 /// The tokenizer of a GGUF file.
 fn from_metadata(metadata: &Metadata) -> Result<Tokenizer> {

@@ -124,6 +124,7 @@ impl VisionSide {
         runner: &Runner,
         image: &RgbImage,
         times: &mut ImageTimes,
+        watch: &mut dyn FnMut(usize, usize) -> bool,
     ) -> Result<Arc<ImageFeatures>> {
         let started = Instant::now();
         let digest = self.processor.digest(image);
@@ -138,7 +139,7 @@ impl VisionSide {
         let patches = self.processor.patches(image);
         times.preprocess += started.elapsed();
         let started = Instant::now();
-        let features = Arc::new(runner.encode(&patches)?);
+        let features = Arc::new(runner.encode_watched(&patches, watch)?);
         times.encode += started.elapsed();
         self.remember(digest, &features);
         Ok(features)

@@ -198,7 +198,16 @@ impl Runner {
     /// # Errors
     /// When the model has none, or the patches are not what it was made for.
     pub fn encode(&self, image: &Patches) -> Result<ImageFeatures> {
-        self.model.encode(&*self.backend, image)
+        self.encode_watched(image, &mut |_, _| true)
+    }
+
+    /// The same; `watch` hears how many blocks of how many are done, and ends it with false.
+    pub(crate) fn encode_watched(
+        &self,
+        image: &Patches,
+        watch: &mut dyn FnMut(usize, usize) -> bool,
+    ) -> Result<ImageFeatures> {
+        self.model.encode(&*self.backend, image, watch)
     }
 
     /// The logits of the `token`-th token of those asked for by the `work`-th work of the last step.

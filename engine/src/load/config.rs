@@ -166,15 +166,25 @@ impl ModelConfig {
         if let Some(factors) = &self.rope.factors {
             check_factors(factors, head_size, path)?;
         }
-        match self
-            .eos
-            .iter()
-            .chain(&self.bos)
-            .find(|&&id| id as usize >= self.vocab_size)
-        {
-            Some(id) => {
+        self.check_tokens(path)
+    }
+
+    /// Ids of tokens must be of the vocabulary.
+    fn check_tokens(&self, path: &Path) -> Result<()> {
+        let ends = self.eos.iter().map(|&id| ("eos_token_id", id));
+        let begin = self.bos.iter().map(|&id| ("bos_token_id", id));
+        let vision = self.vision.iter().flat_map(|vision| {
+            [
+                ("image_token_id", vision.image_token),
+                ("vision_start_token_id", vision.start_token),
+                ("vision_end_token_id", vision.end_token),
+            ]
+        });
+        let mut ids = ends.chain(begin).chain(vision);
+        match ids.find(|&(_, id)| id as usize >= self.vocab_size) {
+            Some((key, id)) => {
                 let what = format!("id {id} is outside the vocabulary of {}", self.vocab_size);
-                Err(Error::config(path, "eos_token_id", what))
+                Err(Error::config(path, key, what))
             }
             None => Ok(()),
         }

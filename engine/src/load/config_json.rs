@@ -44,7 +44,7 @@ pub(super) fn read(path: &Path, object: &Map<String, Value>) -> Result<ModelConf
         ),
         biases: biases(&keys, family)?,
         sections: vision_json::sections(&keys, family.architecture, head_size)?,
-        vision: vision_json::read(&top, family.architecture)?,
+        vision: vision_json::read(&top, family.architecture, hidden_size)?,
         bos: keys
             .token_ids("bos_token_id")?
             .and_then(|ids| ids.first().copied()),

@@ -64,15 +64,13 @@ impl GenerationConfig {
                 .positive("repetition_penalty")?
                 .map(|number| number as f32),
         };
-        match read
-            .eos
-            .iter()
-            .chain(&read.bos)
-            .find(|&&id| id as usize >= config.vocab_size)
-        {
-            Some(id) => {
+        let ends = read.eos.iter().map(|&id| ("eos_token_id", id));
+        let begin = read.bos.iter().map(|&id| ("bos_token_id", id));
+        let mut ids = ends.chain(begin);
+        match ids.find(|&(_, id)| id as usize >= config.vocab_size) {
+            Some((key, id)) => {
                 let what = format!("id {id} is outside the vocabulary of {}", config.vocab_size);
-                Err(keys.error("eos_token_id", what))
+                Err(keys.error(key, what))
             }
             None => Ok(read),
         }

@@ -17,6 +17,7 @@ pub(super) fn settle(config: &mut ModelConfig, tensors: &mut TensorMap) -> Resul
     for (name, shape) in &expected {
         tensors.require(name, shape)?;
     }
+    refuse_levels(config, tensors, &expected)?;
     remove_surplus(tensors, &expected);
     Ok(())
 }
@@ -53,6 +54,28 @@ fn check_present(
         others => format!("missing, and {others} others"),
     };
     Err(Error::tensor(tensors.path(), first, what))
+}
+
+/// Features that a tower was trained to hand on, and that nobody asks for, would be missed in every answer.
+fn refuse_levels(
+    config: &ModelConfig,
+    tensors: &TensorMap,
+    expected: &[(String, Vec<usize>)],
+) -> Result<()> {
+    let Some(vision) = &config.vision else {
+        return Ok(());
+    };
+    let surplus = tensors
+        .all_names()
+        .find(|&name| name.starts_with(LEVELS) && expected.iter().all(|(known, _)| known != name));
+    match surplus {
+        Some(name) => {
+            let levels = vision.deepstack.len();
+            let what = format!("has no place among the {levels} deepstack_visual_indexes");
+            Err(Error::tensor(tensors.path(), name, what))
+        }
+        None => Ok(()),
+    }
 }
 
 fn remove_surplus(tensors: &mut TensorMap, expected: &[(String, Vec<usize>)]) {
@@ -165,3 +188,6 @@ fn layer_parts(config: &ModelConfig) -> Vec<(String, Vec<usize>)> {
     }
     parts
 }
+
+/// What the names of the weights of intermediate features begin with.
+const LEVELS: &str = "visual.deepstack_merger_list.";

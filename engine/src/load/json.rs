@@ -13,7 +13,8 @@ use crate::files::{self, Unread};
 pub(crate) fn read_object(path: &Path) -> Result<Map<String, Value>> {
     let bytes = read_bounded(path)?;
     refuse_pointer(path, &bytes)?;
-    match serde_json::from_slice(&bytes) {
+    let text = bytes.strip_prefix(BYTE_ORDER_MARK).unwrap_or(&bytes);
+    match serde_json::from_slice(text) {
         Ok(Value::Object(object)) => Ok(object),
         Ok(other) => Err(Error::file(
             path,
@@ -249,6 +250,9 @@ fn kind(value: &Value) -> &'static str {
         Value::Object(_) => "an object",
     }
 }
+
+/// What some editors put in front of UTF-8.
+const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
 
 /// The largest JSON file that is read: the index of a very large model has a few megabytes.
 const MAX_BYTES: u64 = 64 << 20;

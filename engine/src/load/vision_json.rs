@@ -13,35 +13,48 @@ pub(super) fn sections(
     if architecture != Architecture::Qwen3Vl {
         return Ok(None);
     }
-    let mut sections = DEFAULT_SECTIONS;
-    for name in ["rope_parameters", "rope_scaling"] {
-        let Some(inner) = keys.inside(name)? else {
-            continue;
-        };
-        if inner.flag("mrope_interleaved")? == Some(false) {
-            let what = "expected true: sections one after the other are not supported";
-            return Err(inner.error("mrope_interleaved", what));
-        }
-        if let Some(list) = inner.list("mrope_section")? {
-            let sizes: Vec<usize> = list
-                .iter()
-                .filter_map(|size| usize::try_from(size.as_u64()?).ok())
-                .collect();
-            sections = <[usize; 3]>::try_from(sizes)
-                .map_err(|_| inner.error("mrope_section", "expected three whole numbers"))?;
-        }
-        let pairs = head_size / 2;
-        if sections.iter().any(|&size| size > pairs) || sections.iter().sum::<usize>() != pairs {
-            let what = format!("{sections:?} are not the {pairs} pairs of a head of {head_size}");
-            return Err(inner.error("mrope_section", what));
-        }
-        break;
+    let rope = match keys.inside("rope_parameters")? {
+        None => keys.inside("rope_scaling")?,
+        found => found,
+    };
+    let stated = rope.as_ref().map(stated_sections).transpose()?.flatten();
+    let sections = stated.unwrap_or(DEFAULT_SECTIONS);
+    let pairs = head_size / 2;
+    if sections.iter().any(|&size| size > pairs) || sections.iter().sum::<usize>() != pairs {
+        let what = format!("{sections:?} are not the {pairs} pairs of a head of {head_size}");
+        return Err(match (rope, stated) {
+            (Some(rope), Some(_)) => rope.error("mrope_section", what),
+            (Some(rope), None) => rope.error("mrope_section", format!("missing: {what}")),
+            (None, _) => keys.error("rope_scaling.mrope_section", format!("missing: {what}")),
+        });
     }
     Ok(Some(sections))
 }
 
-/// The vision tower.
-pub(super) fn read(top: &Keys<'_>, architecture: Architecture) -> Result<Option<VisionConfig>> {
+/// The sections that a configuration names.
+fn stated_sections(rope: &Keys<'_>) -> Result<Option<[usize; 3]>> {
+    if rope.flag("mrope_interleaved")? == Some(false) {
+        let what = "expected true: sections one after the other are not supported";
+        return Err(rope.error("mrope_interleaved", what));
+    }
+    let Some(list) = rope.list("mrope_section")? else {
+        return Ok(None);
+    };
+    let sizes: Vec<usize> = list
+        .iter()
+        .filter_map(|size| usize::try_from(size.as_u64()?).ok())
+        .collect();
+    <[usize; 3]>::try_from(sizes)
+        .map(Some)
+        .map_err(|_| rope.error("mrope_section", "expected three whole numbers"))
+}
+
+/// The vision tower, whose tokens are as wide as the decoder is.
+pub(super) fn read(
+    top: &Keys<'_>,
+    architecture: Architecture,
+    decoder_size: usize,
+) -> Result<Option<VisionConfig>> {
     if architecture != Architecture::Qwen3Vl {
         return Ok(None);
     }
@@ -71,13 +84,23 @@ pub(super) fn read(top: &Keys<'_>, architecture: Architecture) -> Result<Option<
         end_token: token(top, "vision_end_token_id")?,
     };
     check(&keys, &config, entries)?;
-    Ok(Some(config))
+    match keys.size("out_hidden_size", MAX_SIZE)? {
+        Some(size) if size != decoder_size => {
+            let what = format!("{size} is not the {decoder_size} of the decoder (hidden_size)");
+            Err(keys.error("out_hidden_size", what))
+        }
+        _ => Ok(Some(config)),
+    }
 }
 
 fn deepstack(keys: &Keys<'_>, blocks: usize) -> Result<Vec<usize>> {
     let key = "deepstack_visual_indexes";
     let mut indexes: Vec<usize> = Vec::new();
-    for value in keys.list(key)?.unwrap_or_default() {
+    // A tower without levels says so with an empty list.
+    let Some(list) = keys.list(key)? else {
+        return Err(keys.missing(key));
+    };
+    for value in list {
         let index = value.as_u64().and_then(|index| usize::try_from(index).ok());
         let follows = |&index: &usize| indexes.last().is_none_or(|&last| last < index);
         let Some(index) = index.filter(|&index| index < blocks).filter(follows) else {

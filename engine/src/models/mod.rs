@@ -24,8 +24,13 @@ pub(crate) trait Model: Debug + Send + Sync {
     /// Its shape.
     fn config(&self) -> &ModelConfig;
 
-    /// The tokens of an image.
-    fn encode(&self, _backend: &dyn Backend, _image: &Patches) -> Result<ImageFeatures> {
+    /// The tokens of an image; `watch` hears how many blocks of how many are done, and ends it with false.
+    fn encode(
+        &self,
+        _backend: &dyn Backend,
+        _image: &Patches,
+        _watch: &mut dyn FnMut(usize, usize) -> bool,
+    ) -> Result<ImageFeatures> {
         Err(Error::Request("the model has no vision input".into()))
     }
 

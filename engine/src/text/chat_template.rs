@@ -147,7 +147,7 @@ impl ChatTemplate {
             let what = format!("{length} bytes exceed the limit of {MAX_LENGTH}");
             return Err(failed(what));
         }
-        let compiled = template_env::on_large_stack(|| {
+        let compiled = template_env::on_large_stack(|_| {
             let mut environment = template_env::new()?;
             for (name, source) in [(DEFAULT, Some(source)), (TOOL_USE, tool_use)] {
                 let Some(source) = source else { continue };
@@ -195,6 +195,9 @@ impl ChatTemplate {
         tokenizer: &Tokenizer,
     ) -> Result<Prompt> {
         if !self.takes_parts && messages.iter().any(|message| message.content.has_image()) {
+            // One that fails on plain words too is to be blamed for that.
+            self.probe(&Message::new(Role::User, PROBE))
+                .map_err(|e| self.failed(&e))?;
             return Err(self.failed("the template takes no pictures"));
         }
         let list = messages
@@ -267,10 +270,22 @@ impl ChatTemplate {
     }
 
     fn render_context(&self, name: &str, context: &Map<String, Value>) -> Result<String, String> {
-        template_env::on_large_stack(|| {
-            let template = self.environment.get_template(name)?;
+        template_env::on_large_stack(|fuel| {
+            let mut environment = self.environment.clone();
+            environment.set_fuel(Some(fuel));
+            let template = environment.get_template(name)?;
             template.render(minijinja::Value::from(Serde(context)))
         })
+    }
+
+    /// What the template makes of one message.
+    fn probe(&self, message: &Message) -> Result<String, String> {
+        let mut context = Map::new();
+        context.insert(
+            "messages".to_owned(),
+            Value::Array(vec![message.to_template(true)]),
+        );
+        self.render_context(DEFAULT, &context)
     }
 
     /// Tries the template on a message of two parts: one that prints a list as it is, or fails,
@@ -284,12 +299,7 @@ impl ChatTemplate {
             content,
             ..Message::new(Role::User, "")
         };
-        let mut context = Map::new();
-        context.insert(
-            "messages".to_owned(),
-            Value::Array(vec![message.to_template(true)]),
-        );
-        let text = self.render_context(DEFAULT, &context).unwrap_or_default();
+        let text = self.probe(&message).unwrap_or_default();
         text.matches(PROBE).count() == 2 && !text.contains("'text'") && !text.contains("\"text\"")
     }
 

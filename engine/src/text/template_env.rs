@@ -29,15 +29,23 @@ pub(crate) fn new() -> Result<Environment<'static>, Error> {
 
 /// Does the work of the template engine where values that a template nests can be printed, compared and dropped: all of
 /// that recurses once a level, and fuel is what bounds the levels.
+///
+/// Where the address space has no room for the large stack, a smaller one has to do, with less fuel, which `work` is given.
 pub(crate) fn on_large_stack<T: Send>(
-    work: impl FnOnce() -> Result<T, Error> + Send,
+    work: impl Fn(u64) -> Result<T, Error> + Sync,
 ) -> Result<T, String> {
+    let work = &work;
     std::thread::scope(|scope| {
-        let thread = std::thread::Builder::new()
-            .name("chat template".to_owned())
-            .stack_size(STACK_BYTES)
-            .spawn_scoped(scope, || work().map_err(|error| describe(&error)));
-        let thread = thread.map_err(|e| format!("no stack of {STACK_BYTES} bytes: {e}"))?;
+        let start = |parts: usize| {
+            let fuel = FUEL / parts as u64;
+            std::thread::Builder::new()
+                .name("chat template".to_owned())
+                .stack_size(STACK_BYTES / parts)
+                .spawn_scoped(scope, move || work(fuel).map_err(|error| describe(&error)))
+        };
+        let thread = start(1).or_else(|_| start(SMALLER));
+        let thread =
+            thread.map_err(|e| format!("no stack of {} bytes: {e}", STACK_BYTES / SMALLER))?;
         thread
             .join()
             .unwrap_or_else(|_| Err("the template engine failed".to_owned()))
@@ -310,6 +318,8 @@ const FUEL: u64 = 1_000_000;
 /// What half a million levels take, at up to 640 bytes a level, measured on the deepest recursion (comparing, printing).
 /// Only what is used is ever in memory.
 const STACK_BYTES: usize = 512 << 20;
+/// The part of stack and fuel that is enough for a chat of some hundred messages.
+const SMALLER: usize = 8;
 /// Bytes of one JSON document.
 const MAX_JSON: usize = 16 << 20;
 /// Levels of one JSON document.

@@ -13,5 +13,6 @@ mod schemes;
 #[expect(dead_code, reason = "its `main` is for the command line")]
 #[path = "../../../examples/score.rs"]
 mod score;
+mod settings;
 mod support;
 mod text_only;

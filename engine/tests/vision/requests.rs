@@ -4,8 +4,8 @@ use cider::text::{Message, RenderOptions, Role};
 use cider::{DType, Engine, Error, ImageTimes, Scheme};
 
 use crate::support::{
-    BLUE, Folder, RED, Seen, assert_same, best, fixture, message, open, open_with, options, pad,
-    set_pixels, solid, tiny, tiny_with_family_sizes, user,
+    BLUE, Folder, RED, Seen, assert_refused, assert_same, best, fixture, message, open, open_with,
+    options, pad, set_pixels, solid, tiny, tiny_with_family_sizes, user,
 };
 
 /// The tokens of a request, and the logits behind its last but one.
@@ -93,6 +93,49 @@ fn bounds_on_pixels_are_part_of_what_is_remembered() {
         .see(&ids, &[solid(256, 256, RED)], &mut times)
         .unwrap();
     assert!(times.encode.is_zero(), "encoded again: {times:?}");
+}
+
+/// The tower looks before each block whether it is to go on.
+#[test]
+fn the_tower_can_be_ended_between_blocks() {
+    let mut engine = tiny();
+    let ids = engine
+        .raw_prompt("<|vision_start|><|image_pad|><|vision_end|>")
+        .unwrap();
+    let pictures = [solid(64, 64, RED)];
+    let mut heard = Vec::new();
+    let ended = engine.see_watched(
+        &ids,
+        &pictures,
+        &mut ImageTimes::default(),
+        &mut |done, total| {
+            heard.push((done, total));
+            done < 2
+        },
+    );
+    assert!(matches!(ended, Err(Error::Cancelled)), "{ended:?}");
+    assert_eq!(heard.last(), Some(&(2, 4)));
+    // What was ended is not remembered.
+    let mut times = ImageTimes::default();
+    engine.see(&ids, &pictures, &mut times).unwrap();
+    assert!(!times.encode.is_zero());
+}
+
+/// Pads that stand alone, and videos, are refused.
+#[test]
+fn pads_must_stand_between_their_marks() {
+    let mut engine = tiny();
+    for (text, parts) in [
+        ("<|image_pad|>x", ["without the tokens", "open and close"]),
+        (
+            "<|video_pad|><|vision_start|><|image_pad|><|vision_end|>",
+            ["<|video_pad|>", "not supported"],
+        ),
+    ] {
+        let ids = engine.raw_prompt(text).unwrap();
+        let seen = engine.see(&ids, &[solid(64, 64, RED)], &mut ImageTimes::default());
+        assert_refused(seen, &parts);
+    }
 }
 
 /// A run of image tokens is never cut.

@@ -12,11 +12,19 @@ use super::tensors::{self, Array};
 use crate::args::{ImageBounds, PreprocessArgs};
 use crate::bundled;
 use crate::console;
+use crate::failure::Usage;
 use crate::model;
 use crate::pictures::{Pictures, Room};
 
 /// Runs the command.
 pub(super) fn run(args: &PreprocessArgs) -> Result<()> {
+    let output = args.output.canonicalize().ok();
+    for file in &args.files {
+        if output.is_some() && Path::new(file).canonicalize().ok() == output {
+            let what = format!("-o {}: it is one of the pictures", shown_name(file));
+            return Err(Usage(what).into());
+        }
+    }
     tensors::check_target(&args.output)?;
     let folder = args.model.clone().map_or_else(bundled::find, Ok)?;
     let processor = processor(&folder, &args.bounds)?;
@@ -58,6 +66,7 @@ pub(super) fn run(args: &PreprocessArgs) -> Result<()> {
 
 /// The processor of a model's folder, within the bounds that were asked for.
 pub(super) fn processor(folder: &Path, bounds: &ImageBounds) -> Result<ImageProcessor> {
+    std::fs::metadata(folder).map_err(cider::Error::io(folder))?;
     match ImageProcessor::open(folder) {
         Ok(processor) => model::bounded(&processor, bounds),
         Err(error) => {

@@ -38,8 +38,13 @@ impl Model for Qwen3Vl {
         self.decoder.config()
     }
 
-    fn encode(&self, backend: &dyn Backend, image: &Patches) -> Result<ImageFeatures> {
-        self.tower.encode(backend, image)
+    fn encode(
+        &self,
+        backend: &dyn Backend,
+        image: &Patches,
+        watch: &mut dyn FnMut(usize, usize) -> bool,
+    ) -> Result<ImageFeatures> {
+        self.tower.encode(backend, image, watch)
     }
 
     fn forward(

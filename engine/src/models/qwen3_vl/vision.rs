@@ -96,7 +96,12 @@ impl VisionTower {
     }
 
     /// The tokens of a picture.
-    pub(super) fn encode(&self, backend: &dyn Backend, image: &Patches) -> Result<ImageFeatures> {
+    pub(super) fn encode(
+        &self,
+        backend: &dyn Backend,
+        image: &Patches,
+        watch: &mut dyn FnMut(usize, usize) -> bool,
+    ) -> Result<ImageFeatures> {
         let picture = Picture::new(backend, &self.config, self.dtype, image.grid_thw)?;
         let mut hidden = self.embed(&picture, image)?;
         let size = self.config.head_size();
@@ -104,6 +109,9 @@ impl VisionTower {
         let mut cache = KvLayer::new(self.dtype, self.dtype, blocks, self.config.heads, size)?;
         let mut levels = Vec::new();
         for (i, block) in self.blocks.iter().enumerate() {
+            if !watch(i, self.blocks.len()) {
+                return Err(Error::Cancelled);
+            }
             block.attend(&picture, &mut hidden, &mut cache)?;
             block.widen(&picture, &mut hidden)?;
             if let Some(level) = self.config.deepstack.iter().position(|&index| index == i) {
