@@ -40,7 +40,7 @@ pub(super) fn run(session: &mut Session<'_>) -> Result<()> {
                 }
             }
             command if is_command(command) => {
-                note(&format!("{} is not known; {HELP}", shown_name(command)))
+                note(&format!("{} is not known; {HELP}", shown_name(command)));
             }
             _ => {
                 let all = session.pictures.images().len();
