@@ -49,7 +49,7 @@ pub fn write(path: &Path, tensors: &[Tensor<'_>], metadata: &[(&str, &str)]) -> 
     })
 }
 
-/// Refuses a path to which [`write`] could not write, as far as that can be seen now: a file is begun beside it, and
+/// Refuses a path to which [`write()`] could not write, as far as that can be seen now: a file is begun beside it, and
 /// taken away.
 ///
 /// # Errors
