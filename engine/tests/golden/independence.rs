@@ -29,7 +29,7 @@ fn plans() -> Vec<Quantization> {
 fn models() -> [(&'static str, Checkpoint, Vec<u32>); 2] {
     ["qwen2-bias", "qwen3-headdim"].map(|name| {
         let folder = testdata(name);
-        let ids = Arrays::read(&folder.join("expected.safetensors")).integers("ids");
+        let ids = Arrays::read(&folder.join("expected.safetensors")).ids("ids");
         (name, Checkpoint::open(&folder).unwrap(), ids)
     })
 }

@@ -46,9 +46,9 @@ fn fixtures() -> Vec<Fixture> {
 fn f32_activations_give_the_logits_of_the_reference() {
     for isa in isas() {
         for fixture in fixtures() {
-            let ids = fixture.expected.integers("ids");
+            let ids = fixture.expected.ids("ids");
             let positions: Vec<_> = (0..).take(ids.len()).collect();
-            assert_eq!(fixture.expected.integers("positions"), positions);
+            assert_eq!(fixture.expected.ids("positions"), positions);
             for name in fixture.expected.logits() {
                 let plan = plan_named(name.trim_start_matches("logits").trim_start_matches('_'));
                 let mut runner = load(&fixture.checkpoint, cpu(isa, 2), plan, DType::F32);
@@ -72,7 +72,7 @@ fn f32_activations_give_the_logits_of_the_reference() {
 #[test]
 fn bf16_activations_stay_within_their_rounding() {
     for fixture in fixtures() {
-        let ids = fixture.expected.integers("ids");
+        let ids = fixture.expected.ids("ids");
         for name in fixture.expected.logits() {
             let plan = plan_named(name.trim_start_matches("logits").trim_start_matches('_'));
             let mut runner = load(&fixture.checkpoint, best(), plan, DType::Bf16);
@@ -96,7 +96,7 @@ fn windows_act_where_the_configuration_says() {
     let source = testdata("qwen2-window");
     let expected = Arrays::read(&source.join("expected.safetensors"));
     let variants = Arrays::read(&source.join("variants.safetensors"));
-    let ids = expected.integers("ids");
+    let ids = expected.ids("ids");
     let changes = read_json(&source.join("variants.json"));
     for (name, change) in changes.as_object().unwrap() {
         let folder = Folder::with_config(&source, change);
@@ -158,7 +158,7 @@ fn rope_scaling_acts_under_either_spelling() {
     ] {
         let source = testdata(name);
         let expected = Arrays::read(&source.join("expected.safetensors"));
-        let (ids, logits) = (expected.integers("ids"), expected.floats("logits"));
+        let (ids, logits) = (expected.ids("ids"), expected.floats("logits"));
         let run = |change: Value| {
             let folder = Folder::with_config(&source, &change);
             let mut runner = load(&folder.open(), best(), plan_named(""), DType::F32);
@@ -182,7 +182,7 @@ fn rope_scaling_acts_under_either_spelling() {
 #[test]
 fn logits_are_those_of_the_tokens_asked_for() {
     let fixture = &fixtures()[0];
-    let ids = fixture.expected.integers("ids");
+    let ids = fixture.expected.ids("ids");
     let mut runner = load(&fixture.checkpoint, best(), plan_named("w8a8"), DType::F32);
     let all = alone(&mut runner, Text::prompt(&ids));
     let width = runner.config().vocab_size;

@@ -3,9 +3,13 @@
 #![cfg(test)]
 #![forbid(unsafe_code)]
 
+#[path = "../shared/arrays.rs"]
+mod arrays;
 mod caches;
 mod independence;
 mod logits;
+#[path = "../shared/machine.rs"]
+mod machine;
 mod memory;
 mod misuse;
 mod numbers;

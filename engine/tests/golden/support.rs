@@ -1,6 +1,5 @@
 //! Fixtures, backends, and steps through a runner.
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -8,10 +7,13 @@ use std::{env, fs, process};
 
 use cider::generate::{CacheType, Logits, Runner, RunnerOptions, Sequence, Work};
 use cider::load::Checkpoint;
-use cider::{Backend, CpuBackend, DType, Error, Isa, Quantization, Result, Scheme};
+use cider::{Backend, DType, Error, Quantization, Result, Scheme};
 use serde_json::Value;
 
 use crate::recipe;
+
+pub(crate) use crate::arrays::Arrays;
+pub(crate) use crate::machine::{best, cpu, isas};
 
 /// A file or folder of `testdata`.
 pub(crate) fn testdata(name: &str) -> PathBuf {
@@ -106,77 +108,6 @@ pub(crate) fn f_tiny() -> &'static Path {
 
 pub(crate) fn read_json(path: &Path) -> Value {
     serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
-}
-
-/// The arrays of an `expected.safetensors`.
-pub(crate) struct Arrays(BTreeMap<String, Array>);
-
-struct Array {
-    dtype: String,
-    bytes: Vec<u8>,
-}
-
-impl Arrays {
-    pub(crate) fn read(path: &Path) -> Self {
-        let file = fs::read(path).unwrap();
-        let (length, rest) = file.split_first_chunk::<8>().unwrap();
-        let (header, data) = rest.split_at(usize::try_from(u64::from_le_bytes(*length)).unwrap());
-        let header: BTreeMap<String, Value> = serde_json::from_slice(header).unwrap();
-        let array = |(name, entry): (String, Value)| {
-            let place = |i: usize| entry["data_offsets"][i].as_u64().unwrap() as usize;
-            let array = Array {
-                dtype: entry["dtype"].as_str()?.to_owned(),
-                bytes: data[place(0)..place(1)].to_vec(),
-            };
-            Some((name, array))
-        };
-        Self(header.into_iter().filter_map(array).collect())
-    }
-
-    /// The names of the logits that are there.
-    pub(crate) fn logits(&self) -> impl Iterator<Item = &str> {
-        self.0
-            .keys()
-            .map(String::as_str)
-            .filter(|name| name.starts_with("logits"))
-    }
-
-    pub(crate) fn floats(&self, name: &str) -> Vec<f32> {
-        let array = &self.0[name];
-        assert_eq!(array.dtype, "F32", "{name}");
-        let (values, _) = array.bytes.as_chunks::<4>();
-        values
-            .iter()
-            .map(|&bytes| f32::from_le_bytes(bytes))
-            .collect()
-    }
-
-    pub(crate) fn integers(&self, name: &str) -> Vec<u32> {
-        let array = &self.0[name];
-        assert_eq!(array.dtype, "I64", "{name}");
-        let (values, _) = array.bytes.as_chunks::<8>();
-        let value = |&bytes: &[u8; 8]| u32::try_from(i64::from_le_bytes(bytes)).unwrap();
-        values.iter().map(value).collect()
-    }
-}
-
-/// The instruction sets of this machine; those it lacks are printed with the reason, and counted.
-pub(crate) fn isas() -> Vec<Isa> {
-    let skipped: Vec<_> = Isa::ALL
-        .into_iter()
-        .filter_map(|isa| Some(format!("{isa} ({})", isa.why_not()?)))
-        .collect();
-    println!("{} skipped: {}", skipped.len(), skipped.join(", "));
-    Isa::available()
-}
-
-pub(crate) fn cpu(isa: Isa, threads: usize) -> Arc<dyn Backend> {
-    Arc::new(CpuBackend::new(isa, threads).unwrap())
-}
-
-/// The best of this machine, on two threads.
-pub(crate) fn best() -> Arc<dyn Backend> {
-    cpu(Isa::best(), 2)
 }
 
 /// A scheme with a group size.

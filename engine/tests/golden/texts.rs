@@ -335,8 +335,8 @@ fn chats_begin_once() {
 #[test]
 fn the_greedy_continuation_is_the_reference_s() {
     let expected = Arrays::read(&testdata("f-tiny/expected.safetensors"));
-    let mut request = greedy(expected.integers("prompt"));
-    let generated = expected.integers("generated");
+    let mut request = greedy(expected.ids("prompt"));
+    let generated = expected.ids("generated");
     request.max_tokens = Some(generated.len());
     let reference: Arc<dyn Backend> = Arc::new(ReferenceBackend);
     for backend in isas().into_iter().map(|isa| cpu(isa, 2)).chain([reference]) {

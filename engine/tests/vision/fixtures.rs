@@ -3,7 +3,7 @@
 use cider::{DType, Scheme};
 use sha2::{Digest, Sha256};
 
-use crate::safetensors::Arrays;
+use crate::arrays::Arrays;
 use crate::support::{
     Prompt, Running, Seen, assert_close, assert_same, cpu, fixture, greedy, isas, open, open_with,
     options, picture, read_json, tiny,

@@ -8,7 +8,7 @@ use cider::image::{ImageProcessor, ImageSize, Patches, PixelBudget};
 use cider::{DType, Scheme};
 use serde_json::json;
 
-use crate::safetensors::Arrays;
+use crate::arrays::Arrays;
 use crate::support::{
     BLUE, Folder, RED, Seen, assert_close, assert_refused, assert_same, fixture, greedy, last_row,
     open, pad, read_json, repository, set_pixels, solid, tiny, tiny_with_family_sizes,

@@ -3,12 +3,15 @@
 #![cfg(test)]
 #![forbid(unsafe_code)]
 
+#[path = "../shared/arrays.rs"]
+mod arrays;
 mod company;
 mod demo;
 mod fixtures;
 mod images;
+#[path = "../shared/machine.rs"]
+mod machine;
 mod requests;
-mod safetensors;
 mod schemes;
 #[expect(dead_code, reason = "its `main` is for the command line")]
 #[path = "../../../examples/score.rs"]

@@ -11,12 +11,13 @@ use cider::generate::{
 use cider::image::{ImageLimits, ImageSize, ImageSource, PixelBudget, RgbImage};
 use cider::text::{Content, Message, Part, RenderOptions, Role};
 use cider::{
-    Backend, CpuBackend, DType, Engine, EngineOptions, Error, ImageTimes, Isa, Quantization,
-    Request, Result, Scheme,
+    Backend, DType, Engine, EngineOptions, Error, ImageTimes, Quantization, Request, Result, Scheme,
 };
 use serde_json::Value;
 
-use crate::safetensors::Arrays;
+use crate::arrays::Arrays;
+
+pub(crate) use crate::machine::{best, cpu, isas};
 
 /// A file or folder of the repository.
 pub(crate) fn repository(name: &str) -> PathBuf {
@@ -153,25 +154,6 @@ pub(crate) fn message(role: Role, parts: &[Option<&str>]) -> Message {
 
 pub(crate) fn user(parts: &[Option<&str>]) -> Message {
     message(Role::User, parts)
-}
-
-/// The instruction sets of this machine; those it lacks are printed with the reason, and counted.
-pub(crate) fn isas() -> Vec<Isa> {
-    let skipped: Vec<_> = Isa::ALL
-        .into_iter()
-        .filter_map(|isa| Some(format!("{isa} ({})", isa.why_not()?)))
-        .collect();
-    println!("{} skipped: {}", skipped.len(), skipped.join(", "));
-    Isa::available()
-}
-
-pub(crate) fn cpu(isa: Isa, threads: usize) -> Arc<dyn Backend> {
-    Arc::new(CpuBackend::new(isa, threads).unwrap())
-}
-
-/// The best of this machine, on two threads.
-pub(crate) fn best() -> Arc<dyn Backend> {
-    cpu(Isa::best(), 2)
 }
 
 /// Room for a few sequences, and for all logits of one.

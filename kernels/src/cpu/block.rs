@@ -136,7 +136,7 @@ impl<P: Product, const R: usize, const T: usize> Kernel for Registers<'_, P, R, 
                 // SAFETY: an earlier part of the columns left them there.
                 unsafe { waiting.read() }
             };
-            let walk = self.walk(s, self.block.columns);
+            let walk = self.walk(self.block.columns);
             walk.add(s, &mut acc);
             if !last {
                 // SAFETY: the room is for these outputs alone.
@@ -182,7 +182,7 @@ impl<P: Product, const R: usize, const T: usize> Registers<'_, P, R, T> {
 
     /// The steps of columns `columns.0..columns.1`.
     #[inline(always)]
-    fn walk<S: Simd>(&self, _s: S, columns: (usize, usize)) -> Walk<P, R, T> {
+    fn walk(&self, columns: (usize, usize)) -> Walk<P, R, T> {
         let block = &self.block;
         let each = step_columns(block.job.weights.format);
         let (start, end) = (columns.0 / each, columns.1.div_ceil(each));
@@ -229,7 +229,7 @@ impl<P: Product, const R: usize, const T: usize> Registers<'_, P, R, T> {
             let mut segment = Sums([[[0.0; LANES]; T]; R]);
             let parts = segment.0.as_mut_ptr();
             let segment_end = (first + SEGMENT).min(end);
-            let mut walk = self.walk(s, (first, segment_end));
+            let mut walk = self.walk((first, segment_end));
             let mut left = walk.steps;
             walk.steps = group_size / step_columns(weights.format);
             let mut group = first / group_size;

@@ -45,6 +45,16 @@ impl Caches {
     }
 }
 
+/// Bytes of the second-level cache of the first core, or what most cores have; reads as little as it can.
+pub(super) fn of_core() -> usize {
+    let indices = numbered(Path::new("/sys/devices/system/cpu/cpu0/cache"), "index");
+    indices
+        .iter()
+        .filter_map(|index| cache(index))
+        .find(|(level, _, size)| *level == 2 && CORE_SIZES.contains(size))
+        .map_or(USUAL_CORE, |(_, _, size)| size)
+}
+
 /// The folders `name0`, `name1` and so on.
 fn numbered(folder: &Path, name: &str) -> Vec<std::path::PathBuf> {
     let is_numbered = |path: &Path| {
@@ -86,6 +96,10 @@ fn cache(folder: &Path) -> Option<(usize, String, usize)> {
         bytes,
     ))
 }
+
+/// Taken for the cache of a core where the system says nothing, or none of these.
+const USUAL_CORE: usize = 1 << 20;
+const CORE_SIZES: std::ops::RangeInclusive<usize> = 128 << 10..=64 << 20;
 
 /// Taken for the last level where the system says nothing.
 const USUAL_LAST: usize = 32 << 20;

@@ -2,14 +2,13 @@
 
 use super::CpuBackend;
 use super::raw::Shared;
-use super::rows::{OutRows, load_row};
+use super::rows::{Factors, OutRows, load_row};
 use super::simd::{Kernel, LANES, Simd};
 use crate::backend::KvAppendArgs;
 use crate::check::check_kv_append;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::kv::{KV_BLOCK, KvRows};
-use crate::quant::SMALLEST_MAX;
 use crate::tensor::TensorRef;
 
 /// Writes keys and values into their slots.
@@ -107,24 +106,13 @@ fn quantize<S: Simd>(
         // SAFETY: the chunk has sixteen elements.
         acc = s.max_magnitude(acc, unsafe { s.load(chunk.as_ptr()) });
     }
-    let largest = f32::from_bits(s.reduce_max_i32(acc) as u32);
-    let (scale, inverse) = if !largest.is_finite() {
-        (f32::NAN, 0.0)
-    } else if largest < SMALLEST_MAX {
-        (1.0, 0.0)
-    } else {
-        (largest / 127.0, 127.0 / largest)
-    };
+    let factors = Factors::of(s, acc);
     // SAFETY: the row is this thread's: `size` integers and a scale.
     unsafe {
-        scales.write(row, scale);
+        scales.write(row, factors.scale);
         let mut out = data.at(row * size);
         for chunk in values[..whole].chunks_exact(LANES).chain([&last[..]]) {
-            let q = if inverse == 0.0 {
-                s.zero_i32()
-            } else {
-                s.round(s.mul(s.load(chunk.as_ptr()), s.splat(inverse)))
-            };
+            let q = factors.integers(s, s.load(chunk.as_ptr()));
             let mut bytes = [0_u8; LANES];
             s.store_i8(bytes.as_mut_ptr(), q, false);
             let count = LANES.min(size - out.offset_from_unsigned(data.at(row * size)));

@@ -64,10 +64,10 @@ fn check_layout(backend: &CpuBackend, rows: &QuantizedRows) -> Result<()> {
 
 fn run(backend: &CpuBackend, input: LinearInput<'_>, weights: &Weights, out: OutRows<'_>) {
     let job = Job::new(backend, input, weights, out);
-    let floats = job.floats(job.shape.panels);
+    let floats = job.floats(job.plan, job.panels);
     // Enough for any number of rows: a step with more of them than there have been allocates nothing.
     let most = Panels::new(MANY_ROWS, backend.isa().float_rows());
-    backend.reserve(floats.max(job.floats(most)));
+    backend.reserve(floats.max(job.floats(job.plan_of(most), most)));
     let number = backend.next_job();
     backend.pool.run(job.plan.tasks(), &|worker, task| {
         let mut scratch = backend.scratch(worker);
@@ -157,12 +157,16 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// Floats of working memory for rows in such panels: sums that wait, a row, and the panels of a task.
-    fn floats(&self, panels: Panels) -> usize {
-        let plan = Plan::new(Shape {
+    /// How the layer would be cut for other rows.
+    fn plan_of(&self, panels: Panels) -> Plan {
+        Plan::new(Shape {
             panels,
             ..self.shape
-        });
+        })
+    }
+
+    /// Floats of working memory for rows in such panels: sums that wait, a row, and the panels of a task.
+    fn floats(&self, plan: Plan, panels: Panels) -> usize {
         let rows = (plan.panels_each * panels.each).max(self.panels.each) + 1;
         let packed = match self.input {
             LinearInput::Int8(_) => 0,

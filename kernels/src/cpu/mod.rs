@@ -16,6 +16,7 @@ mod attention;
 mod block;
 mod caches;
 mod ceilings;
+mod element;
 mod elementwise;
 mod float_tile;
 mod kv_append;
@@ -93,7 +94,7 @@ impl CpuBackend {
             scratch,
             reserved: AtomicUsize::new(0),
             jobs: AtomicU64::new(0),
-            core_cache: topology::core_cache(),
+            core_cache: caches::of_core(),
             partials: Mutex::default(),
         })
     }

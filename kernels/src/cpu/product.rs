@@ -58,116 +58,82 @@ pub(super) struct Bf16Int4;
 /// f32 with weights of any kind.
 pub(super) struct F32<W>(PhantomData<W>);
 
-impl Product for Int8 {
-    type Acc<S: Simd> = S::Acc;
+/// The integer products differ in how a step becomes quads.
+macro_rules! integer_product {
+    ($product:ty, $units:literal, $load:ident, $($unit:literal)*) => {
+        impl Product for $product {
+            type Acc<S: Simd> = S::Acc;
 
-    const UNITS: usize = 1;
-    const BYTES: usize = 64;
-    const INTEGERS: bool = true;
+            const UNITS: usize = $units;
+            const BYTES: usize = 64;
+            const INTEGERS: bool = true;
 
-    #[inline(always)]
-    unsafe fn start<S: Simd>(s: S, weight_sums: *const i32) -> S::Acc {
-        // SAFETY: the caller promises sixteen sums.
-        unsafe { s.start(weight_sums) }
-    }
+            #[inline(always)]
+            unsafe fn start<S: Simd>(s: S, weight_sums: *const i32) -> S::Acc {
+                // SAFETY: the caller promises sixteen sums.
+                unsafe { s.start(weight_sums) }
+            }
 
-    #[inline(always)]
-    unsafe fn step<S: Simd, const R: usize, const T: usize>(
-        s: S,
-        acc: &mut [[S::Acc; T]; R],
-        tiles: [*const u8; T],
-        panel: *const u8,
-        _stride: usize,
-    ) {
-        // SAFETY: the caller promises the step.
-        let mut weights = [unsafe { s.load_quads(tiles[0]) }; T];
-        for t in 1..T {
-            // SAFETY: as above.
-            weights[t] = unsafe { s.load_quads(tiles[t]) };
-        }
-        for r in 0..R {
-            // SAFETY: as above.
-            let four = unsafe { s.load_four(panel.add(4 * r)) };
-            for t in 0..T {
-                acc[r][t] = s.dot(acc[r][t], weights[t], four);
+            #[inline(always)]
+            unsafe fn step<S: Simd, const R: usize, const T: usize>(
+                s: S,
+                acc: &mut [[S::Acc; T]; R],
+                tiles: [*const u8; T],
+                panel: *const u8,
+                stride: usize,
+            ) {
+                $(
+                    // SAFETY: the caller promises the step.
+                    let mut weights = [unsafe { $load::<S, $unit>(s, tiles[0]) }; T];
+                    for t in 1..T {
+                        // SAFETY: as above.
+                        weights[t] = unsafe { $load::<S, $unit>(s, tiles[t]) };
+                    }
+                    for r in 0..R {
+                        // SAFETY: as above.
+                        let four = unsafe { s.load_four(panel.add($unit * stride + 4 * r)) };
+                        for t in 0..T {
+                            acc[r][t] = s.dot(acc[r][t], weights[t], four);
+                        }
+                    }
+                )*
+            }
+
+            #[inline(always)]
+            fn total<S: Simd>(s: S, acc: S::Acc) -> S::F {
+                s.to_f32(s.finish(acc))
+            }
+
+            #[inline(always)]
+            unsafe fn store_i32<S: Simd>(s: S, acc: S::Acc, out: *mut i32) {
+                // SAFETY: the caller promises sixteen i32.
+                unsafe { s.store_i32(out, s.finish(acc)) }
             }
         }
-    }
-
-    #[inline(always)]
-    fn total<S: Simd>(s: S, acc: S::Acc) -> S::F {
-        s.to_f32(s.finish(acc))
-    }
-
-    #[inline(always)]
-    unsafe fn store_i32<S: Simd>(s: S, acc: S::Acc, out: *mut i32) {
-        // SAFETY: the caller promises sixteen i32.
-        unsafe { s.store_i32(out, s.finish(acc)) }
-    }
+    };
 }
 
-impl Product for Int4 {
-    type Acc<S: Simd> = S::Acc;
+integer_product!(Int8, 1, quads, 0);
+integer_product!(Int4, 2, octets, 0 1);
 
-    const UNITS: usize = 2;
-    const BYTES: usize = 64;
-    const INTEGERS: bool = true;
-
-    #[inline(always)]
-    unsafe fn start<S: Simd>(s: S, weight_sums: *const i32) -> S::Acc {
-        // SAFETY: the caller promises sixteen sums.
-        unsafe { s.start(weight_sums) }
-    }
-
-    #[inline(always)]
-    unsafe fn step<S: Simd, const R: usize, const T: usize>(
-        s: S,
-        acc: &mut [[S::Acc; T]; R],
-        tiles: [*const u8; T],
-        panel: *const u8,
-        stride: usize,
-    ) {
-        // SAFETY: the caller promises the step.
-        unsafe {
-            octets::<S, R, T, false>(s, acc, tiles, panel);
-            octets::<S, R, T, true>(s, acc, tiles, panel.add(stride));
-        }
-    }
-
-    #[inline(always)]
-    fn total<S: Simd>(s: S, acc: S::Acc) -> S::F {
-        s.to_f32(s.finish(acc))
-    }
-
-    #[inline(always)]
-    unsafe fn store_i32<S: Simd>(s: S, acc: S::Acc, out: *mut i32) {
-        // SAFETY: the caller promises sixteen i32.
-        unsafe { s.store_i32(out, s.finish(acc)) }
-    }
-}
-
-/// Half of a step of 4-bit weights.
-///
 /// # Safety
-/// A step of each tile and a unit of `R` rows must be readable.
+/// 64 bytes must be readable.
 #[inline(always)]
-unsafe fn octets<S: Simd, const R: usize, const T: usize, const HIGH: bool>(
-    s: S,
-    acc: &mut [[S::Acc; T]; R],
-    tiles: [*const u8; T],
-    panel: *const u8,
-) {
-    // SAFETY: the caller promises the step.
-    let mut weights = [unsafe { s.load_octets::<HIGH>(tiles[0]) }; T];
-    for t in 1..T {
-        // SAFETY: as above.
-        weights[t] = unsafe { s.load_octets::<HIGH>(tiles[t]) };
-    }
-    for r in 0..R {
-        // SAFETY: as above.
-        let four = unsafe { s.load_four(panel.add(4 * r)) };
-        for t in 0..T {
-            acc[r][t] = s.dot(acc[r][t], weights[t], four);
+unsafe fn quads<S: Simd, const U: usize>(s: S, p: *const u8) -> S::Quads {
+    // SAFETY: the caller promises 64 bytes.
+    unsafe { s.load_quads(p) }
+}
+
+/// # Safety
+/// 64 bytes must be readable.
+#[inline(always)]
+unsafe fn octets<S: Simd, const U: usize>(s: S, p: *const u8) -> S::Quads {
+    // SAFETY: the caller promises 64 bytes.
+    unsafe {
+        if U == 0 {
+            s.load_octets::<false>(p)
+        } else {
+            s.load_octets::<true>(p)
         }
     }
 }

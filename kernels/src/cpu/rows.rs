@@ -3,6 +3,7 @@
 use half::{bf16, f16};
 
 use super::CpuBackend;
+use super::element::Element;
 use super::raw::Shared;
 use super::simd::{Kernel, LANES, Simd};
 use crate::backend::RowsOut;
@@ -54,7 +55,7 @@ impl Kernel for Quantize<'_> {
             && self.x.cols().is_multiple_of(LANES)
             && let Ok(values) = self.x.row::<bf16>(self.row)
         {
-            return self.out.put_bf16(s, self.row, bytemuck::cast_slice(values));
+            return self.out.put_elements(s, self.row, values);
         }
         load_row(s, self.x, self.row, self.floats);
         self.out.put_row(s, self.row, self.floats);
@@ -64,52 +65,38 @@ impl Kernel for Quantize<'_> {
 /// A row as f32, zero-padded to `out`, whose length is whole vectors.
 #[inline(always)]
 pub(super) fn load_row<S: Simd>(s: S, x: TensorRef<'_>, row: usize, out: &mut [f32]) {
-    let cols = x.cols();
     match x.dtype() {
-        DType::F32 => {
-            let Ok(from) = x.row::<f32>(row) else { return };
-            out[..cols].copy_from_slice(from);
-            out[cols..].fill(0.0);
-        }
-        DType::Bf16 => {
-            let Ok(from) = x.row::<bf16>(row) else {
-                return;
-            };
-            widen::<S, true>(s, bytemuck::cast_slice(from), out);
-        }
-        DType::F16 => {
-            let Ok(from) = x.row::<f16>(row) else {
-                return;
-            };
-            widen::<S, false>(s, bytemuck::cast_slice(from), out);
-        }
+        DType::F32 => load_elements::<S, f32>(s, x, row, out),
+        DType::Bf16 => load_elements::<S, bf16>(s, x, row, out),
+        DType::F16 => load_elements::<S, f16>(s, x, row, out),
         DType::I32 | DType::I8 | DType::U8 => {}
     }
 }
 
-/// Widens 16-bit floats; bf16 where `BRAIN`.
 #[inline(always)]
-pub(super) fn widen<S: Simd, const BRAIN: bool>(s: S, from: &[u16], out: &mut [f32]) {
+fn load_elements<S: Simd, T: Element + crate::dtype::Element>(
+    s: S,
+    x: TensorRef<'_>,
+    row: usize,
+    out: &mut [f32],
+) {
+    if let Ok(from) = x.row::<T>(row) {
+        widen(s, from, out);
+    }
+}
+
+/// Elements as f32, zero-padded to `out`, whose length is whole vectors.
+#[inline(always)]
+fn widen<S: Simd, T: Element>(s: S, from: &[T], out: &mut [f32]) {
     let chunks = from.chunks_exact(LANES);
     let tail = chunks.remainder();
     let done = from.len() - tail.len();
     for (from, out) in chunks.zip(out.chunks_exact_mut(LANES)) {
         // SAFETY: both chunks have sixteen elements.
-        unsafe {
-            let v = if BRAIN {
-                s.load_bf16(from.as_ptr())
-            } else {
-                s.load_f16(from.as_ptr())
-            };
-            s.store(out.as_mut_ptr(), v);
-        }
+        unsafe { s.store(out.as_mut_ptr(), T::load(s, from.as_ptr())) }
     }
     for (from, out) in tail.iter().zip(&mut out[done..]) {
-        *out = if BRAIN {
-            bf16::from_bits(*from).to_f32()
-        } else {
-            f16::from_bits(*from).to_f32()
-        };
+        *out = from.widen();
     }
     out[from.len()..].fill(0.0);
 }
@@ -277,21 +264,18 @@ impl<'a> OutRows<'a> {
         // SAFETY: the row exists and is this thread's.
         unsafe {
             match self.dtype {
-                DType::F32 => {
-                    out[..self.cols]
-                        .copy_from_slice(std::slice::from_raw_parts(self.at(row, 0), self.cols));
-                    out[self.cols..].fill(0.0);
-                }
-                DType::Bf16 => {
-                    let from = std::slice::from_raw_parts(self.at(row, 0), self.cols);
-                    widen::<S, true>(s, from, out);
-                }
-                _ => {
-                    let from = std::slice::from_raw_parts(self.at(row, 0), self.cols);
-                    widen::<S, false>(s, from, out);
-                }
+                DType::F32 => widen::<S, f32>(s, self.row(row), out),
+                DType::Bf16 => widen::<S, bf16>(s, self.row(row), out),
+                _ => widen::<S, f16>(s, self.row(row), out),
             }
         }
+    }
+
+    /// # Safety
+    /// The row must exist, be this thread's and hold elements of this type.
+    unsafe fn row<T>(&self, row: usize) -> &[T] {
+        // SAFETY: the caller promises the row.
+        unsafe { std::slice::from_raw_parts(self.at(row, 0), self.cols) }
     }
 
     /// Writes a few elements one by one.
@@ -341,54 +325,38 @@ impl<'a> OutQuantized<'a> {
     /// Quantises a row of f32, zero-padded to whole vectors.
     #[inline(always)]
     pub(super) fn put_row<S: Simd>(&self, s: S, row: usize, values: &[f32]) {
-        let mut acc = s.zero_i32();
-        for chunk in values.chunks_exact(LANES) {
-            // SAFETY: the chunk has sixteen elements.
-            acc = s.max_magnitude(acc, unsafe { s.load(chunk.as_ptr()) });
-        }
-        let mut quads = self.quads(s, row, acc);
-        for chunk in values.chunks_exact(LANES) {
-            // SAFETY: the chunk has sixteen elements.
-            quads.put(s, unsafe { s.load(chunk.as_ptr()) });
-        }
+        self.put_elements(s, row, values);
     }
 
-    /// Quantises a row of whole vectors of bf16 where it lies.
+    /// Quantises a row of whole vectors where it lies.
     #[inline(always)]
-    fn put_bf16<S: Simd>(&self, s: S, row: usize, values: &[u16]) {
+    fn put_elements<S: Simd, T: Element>(&self, s: S, row: usize, values: &[T]) {
         let mut acc = s.zero_i32();
         for chunk in values.chunks_exact(LANES) {
             // SAFETY: the chunk has sixteen elements.
-            acc = s.max_magnitude(acc, unsafe { s.load_bf16(chunk.as_ptr()) });
+            acc = s.max_magnitude(acc, unsafe { T::load(s, chunk.as_ptr()) });
         }
         let mut quads = self.quads(s, row, acc);
         for chunk in values.chunks_exact(LANES) {
             // SAFETY: the chunk has sixteen elements.
-            quads.put(s, unsafe { s.load_bf16(chunk.as_ptr()) });
+            quads.put(s, unsafe { T::load(s, chunk.as_ptr()) });
         }
     }
 
     /// Writes the scale of a row of these largest magnitudes; where its values go.
     #[inline(always)]
     fn quads<S: Simd>(&self, s: S, row: usize, magnitudes: S::I) -> Quads {
-        let largest = f32::from_bits(s.reduce_max_i32(magnitudes) as u32);
-        let (scale, inverse) = if !largest.is_finite() {
-            (f32::NAN, 0.0)
-        } else if largest < SMALLEST_MAX {
-            (1.0, 0.0)
-        } else {
-            (largest / 127.0, 127.0 / largest)
-        };
+        let factors = Factors::of(s, magnitudes);
         let (first, step) = self.panels.place(row, self.units);
         // SAFETY: the row is this thread's.
         let next = unsafe {
-            self.scales.write(row, scale);
+            self.scales.write(row, factors.scale);
             self.data.at(first * UNIT)
         };
         Quads {
             next,
             step: step * UNIT,
-            inverse,
+            factors,
         }
     }
 }
@@ -398,18 +366,13 @@ struct Quads {
     next: *mut u8,
     /// Bytes from one quad to the next.
     step: usize,
-    /// What values are multiplied with; zero for a row of zeros.
-    inverse: f32,
+    factors: Factors,
 }
 
 impl Quads {
     #[inline(always)]
     fn put<S: Simd>(&mut self, s: S, values: S::F) {
-        let q = if self.inverse == 0.0 {
-            s.zero_i32()
-        } else {
-            s.round(s.mul(values, s.splat(self.inverse)))
-        };
+        let q = self.factors.integers(s, values);
         let mut quads = [0_u32; LANES / UNIT];
         // SAFETY: the row is this thread's, and its bytes are padded to whole vectors.
         unsafe {
@@ -418,6 +381,40 @@ impl Quads {
                 self.next.cast::<u32>().write_unaligned(quad);
                 self.next = self.next.wrapping_add(self.step);
             }
+        }
+    }
+}
+
+/// How a row is quantised.
+#[derive(Clone, Copy)]
+pub(super) struct Factors {
+    /// A value is its integer times this; NaN for a row that is not finite.
+    pub(super) scale: f32,
+    /// What values are multiplied with; zero for a row whose integers are zeros.
+    inverse: f32,
+}
+
+impl Factors {
+    /// Those of a row of these largest magnitudes.
+    #[inline(always)]
+    pub(super) fn of<S: Simd>(s: S, magnitudes: S::I) -> Self {
+        let largest = f32::from_bits(s.reduce_max_i32(magnitudes) as u32);
+        let (scale, inverse) = if !largest.is_finite() {
+            (f32::NAN, 0.0)
+        } else if largest < SMALLEST_MAX {
+            (1.0, 0.0)
+        } else {
+            (largest / 127.0, 127.0 / largest)
+        };
+        Self { scale, inverse }
+    }
+
+    #[inline(always)]
+    pub(super) fn integers<S: Simd>(self, s: S, values: S::F) -> S::I {
+        if self.inverse == 0.0 {
+            s.zero_i32()
+        } else {
+            s.round(s.mul(values, s.splat(self.inverse)))
         }
     }
 }

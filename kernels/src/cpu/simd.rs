@@ -175,6 +175,17 @@ pub(crate) const LANES: usize = 16;
 /// `e^x` as `docs/numerics.md` defines it.
 #[inline(always)]
 pub(crate) fn exp<S: Simd>(s: S, x: S::F) -> S::F {
+    s.select_lt(
+        s.splat(EXP_HIGHEST),
+        x,
+        s.splat(f32::INFINITY),
+        exp_below(s, x),
+    )
+}
+
+/// The same for an `x` that is not too large: differences from the largest are not.
+#[inline(always)]
+pub(crate) fn exp_below<S: Simd>(s: S, x: S::F) -> S::F {
     let n = s.round(s.mul(x, s.splat(std::f32::consts::LOG2_E)));
     let nf = s.to_f32(n);
     let r = s.fma(nf, s.splat(-LN_2_HIGH), x);
@@ -185,7 +196,6 @@ pub(crate) fn exp<S: Simd>(s: S, x: S::F) -> S::F {
     }
     let y = s.add(s.fma(p, s.mul(r, r), r), s.splat(1.0));
     let y = s.mul(y, s.pow2(n));
-    let y = s.select_lt(s.splat(EXP_HIGHEST), x, s.splat(f32::INFINITY), y);
     s.select_lt(x, s.splat(EXP_LOWEST), s.splat(0.0), y)
 }
 

@@ -60,15 +60,6 @@ impl Topology {
     }
 }
 
-/// Bytes of the second-level cache of a core, or what most cores have.
-pub(super) fn core_cache() -> usize {
-    let text = fs::read_to_string("/sys/devices/system/cpu/cpu0/cache/index2/size");
-    let text = text.unwrap_or_default();
-    let number = text.trim().trim_end_matches('K').parse::<usize>().ok();
-    let kibibytes = number.filter(|n| (128..=1 << 16).contains(n));
-    kibibytes.unwrap_or(1024) * 1024
-}
-
 /// The CPUs in this process's affinity mask.
 fn affinity(root: &Path) -> Vec<usize> {
     let status = fs::read_to_string(root.join("proc/self/status")).unwrap_or_default();

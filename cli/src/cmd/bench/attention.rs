@@ -9,7 +9,7 @@ use serde_json::json;
 
 use super::attention_work::{AttentionWork, Exact, Geometry, Load, MATRICES, STEP, cache_types};
 use super::peer::{Exchange, Peer};
-use super::record::{CIDER, Place, Row};
+use super::record::{self, Place, Row};
 use super::roofline::Cost;
 use super::sample::{Sample, relative_error};
 use super::timing::{self, Spread};
@@ -166,7 +166,14 @@ fn measure(
             ..place(&peer.variant, (cost, spread))
         });
     }
-    compare(&mut rows);
+    // f32 peers to our f32 cache, others to our bf16 one, everybody of ours to our first.
+    record::compare(&mut rows, |variant| {
+        if variant.contains("32") {
+            "kv f32"
+        } else {
+            "kv bf16"
+        }
+    });
     Ok(rows)
 }
 
@@ -195,27 +202,6 @@ fn row(name: &str, load: Load, cost: Cost, spread: Spread) -> Row {
     row.more.insert("model".to_owned(), name.into());
     row.more.insert("phase".to_owned(), what.into());
     row
-}
-
-/// Sets the ratios: f32 peers to our f32 cache, others to our bf16 one, everybody of ours to our first.
-fn compare(rows: &mut [Row]) {
-    let ours: Vec<(String, Spread)> = rows
-        .iter()
-        .filter(|row| row.who == CIDER)
-        .map(|row| (row.variant.clone(), row.ms))
-        .collect();
-    for row in rows {
-        let name = match (row.who == CIDER, row.variant.contains("32")) {
-            (true, _) => "",
-            (false, true) => "kv f32",
-            (false, false) => "kv bf16",
-        };
-        let base = ours.iter().find(|(variant, _)| variant == name);
-        if let Some((variant, base)) = base.or(ours.first()) {
-            row.ratio_to_cider = Some(row.ms.median / base.median);
-            row.compared_with = Some(variant.clone());
-        }
-    }
 }
 
 /// Has each peer do the work once and checks its answer; gives those that can do it, with their errors. One sequence

@@ -9,7 +9,7 @@ use serde_json::json;
 
 use super::linear_work::{Exact, LinearWork, PRODUCT, Scheme, Task};
 use super::peer::{Exchange, Peer};
-use super::record::{CIDER, Place, Row};
+use super::record::{self, Place, Row};
 use super::roofline::Cost;
 use super::sample::relative_error;
 use super::timing::{self, Spread};
@@ -134,7 +134,8 @@ fn measure(
             ..row(work.shape(), m, &peer.variant, cost, spread)
         });
     }
-    compare(&mut rows);
+    // Peers to our counterpart where it was measured, everybody else to our first.
+    record::compare(&mut rows, counterpart);
     Ok(rows)
 }
 
@@ -148,27 +149,6 @@ fn row([n, k]: [usize; 2], m: usize, variant: &str, cost: Cost, spread: Spread) 
     let mut row = Row::new("linear", shape, place, (cost, spread));
     variant.clone_into(&mut row.variant);
     row
-}
-
-/// Sets the ratios: peers to our counterpart where it was measured, everybody else to our first.
-fn compare(rows: &mut [Row]) {
-    let ours: Vec<(String, Spread)> = rows
-        .iter()
-        .filter(|row| row.who == CIDER)
-        .map(|row| (row.variant.clone(), row.ms))
-        .collect();
-    for row in rows {
-        let name = if row.who == CIDER {
-            ""
-        } else {
-            counterpart(&row.variant)
-        };
-        let base = ours.iter().find(|(variant, _)| variant == name);
-        if let Some((variant, base)) = base.or(ours.first()) {
-            row.ratio_to_cider = Some(row.ms.median / base.median);
-            row.compared_with = Some(variant.clone());
-        }
-    }
 }
 
 /// Which of our variants does what a peer's variant of this name does.

@@ -272,5 +272,26 @@ fn load_average() -> Option<f64> {
     text.split_whitespace().next()?.parse().ok()
 }
 
+/// Sets the ratios: of a peer to our variant that `counterpart` names for its own, of all others to our first.
+pub(super) fn compare(rows: &mut [Row], counterpart: impl Fn(&str) -> &'static str) {
+    let ours: Vec<(String, Spread)> = rows
+        .iter()
+        .filter(|row| row.who == CIDER)
+        .map(|row| (row.variant.clone(), row.ms))
+        .collect();
+    for row in rows {
+        let name = if row.who == CIDER {
+            ""
+        } else {
+            counterpart(&row.variant)
+        };
+        let base = ours.iter().find(|(variant, _)| variant == name);
+        if let Some((variant, base)) = base.or(ours.first()) {
+            row.ratio_to_cider = Some(row.ms.median / base.median);
+            row.compared_with = Some(variant.clone());
+        }
+    }
+}
+
 /// Who we are among the contenders.
 pub(super) const CIDER: &str = "cider";

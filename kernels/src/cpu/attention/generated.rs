@@ -5,12 +5,13 @@
 
 use std::ops::Range;
 
-use super::partial::{Stack, exp_below, put};
+use super::partial::{Stack, put};
 use super::plan::{Chunk, Job, Row, in_block};
-use super::stored::{Element, Stored, block};
+use super::stored::{Stored, block};
+use crate::cpu::element::Element;
 use crate::cpu::raw::Shared;
 use crate::cpu::rows::load_row;
-use crate::cpu::simd::{Kernel, LANES, Simd};
+use crate::cpu::simd::{Kernel, LANES, Simd, exp_below};
 use crate::kv::KV_BLOCK;
 
 /// Some blocks of a row, for the query heads of one KV head.

@@ -4,8 +4,7 @@
 //! and the sum of the weights.
 
 use super::plan::Job;
-use crate::cpu::simd::{LANES, Simd};
-use crate::reference::elementwise::{EXP_LOWEST, EXP_POLYNOMIAL, LN_2_HIGH, LN_2_LOW};
+use crate::cpu::simd::{LANES, Simd, exp_below};
 
 /// Merges a later partial result into an earlier one.
 #[inline(always)]
@@ -105,20 +104,4 @@ pub(super) fn put<S: Simd>(s: S, job: &Job<'_>, at: (usize, usize), partial: &mu
         }
     }
     job.out.put_part(s, at.0, at.1 * size, &partial[..size]);
-}
-
-/// `e^x` as everywhere, for an `x` that is not above 0: differences from the largest are not.
-#[inline(always)]
-pub(super) fn exp_below<S: Simd>(s: S, x: S::F) -> S::F {
-    let n = s.round(s.mul(x, s.splat(std::f32::consts::LOG2_E)));
-    let nf = s.to_f32(n);
-    let r = s.fma(nf, s.splat(-LN_2_HIGH), x);
-    let r = s.fma(nf, s.splat(-LN_2_LOW), r);
-    let mut p = s.splat(EXP_POLYNOMIAL[0]);
-    for &coefficient in &EXP_POLYNOMIAL[1..] {
-        p = s.fma(p, r, s.splat(coefficient));
-    }
-    let y = s.add(s.fma(p, s.mul(r, r), r), s.splat(1.0));
-    let y = s.mul(y, s.pow2(n));
-    s.select_lt(x, s.splat(EXP_LOWEST), s.splat(0.0), y)
 }

@@ -7,12 +7,11 @@ use std::ops::Range;
 
 use half::bf16;
 
-use super::partial::exp_below;
 use super::plan::{Job, STATES, TILE_ROWS, Tile, in_block};
 use super::product::{Float, Ones, Pair, Word, multiply};
 use super::stored::{Stored, block};
 use crate::cpu::rows::load_row;
-use crate::cpu::simd::{Kernel, LANES, Simd};
+use crate::cpu::simd::{Kernel, LANES, Simd, exp_below};
 use crate::kv::KV_BLOCK;
 
 /// The rows of a tile over all keys that they see.

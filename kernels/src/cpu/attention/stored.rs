@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use half::{bf16, f16};
 
+use crate::cpu::element::Element;
 use crate::cpu::simd::{LANES, Simd};
 use crate::dtype::DType;
 use crate::error::Result;
@@ -147,68 +148,5 @@ impl Short for i8 {
     #[inline(always)]
     fn bits(self) -> u16 {
         (f32::from(self).to_bits() >> 16) as u16
-    }
-}
-
-/// An element of the cache.
-pub(super) trait Element: Copy {
-    /// Sixteen of them as floats.
-    ///
-    /// # Safety
-    /// Sixteen must be readable.
-    unsafe fn load<S: Simd>(s: S, p: *const Self) -> S::F;
-
-    fn widen(self) -> f32;
-}
-
-impl Element for f32 {
-    #[inline(always)]
-    unsafe fn load<S: Simd>(s: S, p: *const Self) -> S::F {
-        // SAFETY: the caller promises sixteen.
-        unsafe { s.load(p) }
-    }
-
-    #[inline(always)]
-    fn widen(self) -> f32 {
-        self
-    }
-}
-
-impl Element for f16 {
-    #[inline(always)]
-    unsafe fn load<S: Simd>(s: S, p: *const Self) -> S::F {
-        // SAFETY: the caller promises sixteen.
-        unsafe { s.load_f16(p.cast()) }
-    }
-
-    #[inline(always)]
-    fn widen(self) -> f32 {
-        self.to_f32()
-    }
-}
-
-impl Element for bf16 {
-    #[inline(always)]
-    unsafe fn load<S: Simd>(s: S, p: *const Self) -> S::F {
-        // SAFETY: the caller promises sixteen.
-        unsafe { s.load_bf16(p.cast()) }
-    }
-
-    #[inline(always)]
-    fn widen(self) -> f32 {
-        self.to_f32()
-    }
-}
-
-impl Element for i8 {
-    #[inline(always)]
-    unsafe fn load<S: Simd>(s: S, p: *const Self) -> S::F {
-        // SAFETY: the caller promises sixteen.
-        unsafe { s.load_i8(p) }
-    }
-
-    #[inline(always)]
-    fn widen(self) -> f32 {
-        f32::from(self)
     }
 }

@@ -1,4 +1,8 @@
 //! Arrays in files, read and written as they are.
+#![allow(
+    dead_code,
+    reason = "each test binary that includes this file uses a part of it"
+)]
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -48,6 +52,14 @@ impl Arrays {
         let header = serde_json::to_vec(&header).unwrap();
         let length = (header.len() as u64).to_le_bytes();
         fs::write(path, [&length[..], &header, &data].concat()).unwrap();
+    }
+
+    /// The names of the logits that are there.
+    pub(crate) fn logits(&self) -> impl Iterator<Item = &str> {
+        self.0
+            .keys()
+            .map(String::as_str)
+            .filter(|name| name.starts_with("logits"))
     }
 
     pub(crate) fn floats(&self, name: &str) -> Vec<f32> {

@@ -1,0 +1,69 @@
+//! The types of stored elements, and how they become f32.
+
+use half::{bf16, f16};
+
+use super::simd::Simd;
+
+/// An element of rows or of the cache.
+pub(super) trait Element: Copy {
+    /// Sixteen of them as floats.
+    ///
+    /// # Safety
+    /// Sixteen must be readable.
+    unsafe fn load<S: Simd>(s: S, p: *const Self) -> S::F;
+
+    /// It alone as a float.
+    fn widen(self) -> f32;
+}
+
+impl Element for f32 {
+    #[inline(always)]
+    unsafe fn load<S: Simd>(s: S, p: *const Self) -> S::F {
+        // SAFETY: the caller promises sixteen.
+        unsafe { s.load(p) }
+    }
+
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        self
+    }
+}
+
+impl Element for f16 {
+    #[inline(always)]
+    unsafe fn load<S: Simd>(s: S, p: *const Self) -> S::F {
+        // SAFETY: the caller promises sixteen.
+        unsafe { s.load_f16(p.cast()) }
+    }
+
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        self.to_f32()
+    }
+}
+
+impl Element for bf16 {
+    #[inline(always)]
+    unsafe fn load<S: Simd>(s: S, p: *const Self) -> S::F {
+        // SAFETY: the caller promises sixteen.
+        unsafe { s.load_bf16(p.cast()) }
+    }
+
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        self.to_f32()
+    }
+}
+
+impl Element for i8 {
+    #[inline(always)]
+    unsafe fn load<S: Simd>(s: S, p: *const Self) -> S::F {
+        // SAFETY: the caller promises sixteen.
+        unsafe { s.load_i8(p) }
+    }
+
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        f32::from(self)
+    }
+}
