@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use super::block::Block;
+use super::block::{Block, Fetch, HELD_ROWS, Tiles, sum_bytes};
 use super::float_tile::{self, FloatTile};
 use super::pack::{step_columns, tile_bytes};
 use super::panel::{self, Pack};
@@ -94,9 +94,14 @@ pub(super) struct Job<'a> {
     pub(super) bf16: bool,
     shape: Shape,
     pub(super) plan: Plan,
-    /// Scales of a row, and columns that share one.
+    /// Scales of a row, and the columns and the steps that share one.
     pub(super) groups: usize,
     pub(super) group_size: usize,
+    pub(super) group_steps: usize,
+    /// Whether rows of weights have several scales, or one.
+    pub(super) grouped: bool,
+    pub(super) per_channel: bool,
+    pub(super) tile_bytes: usize,
 }
 
 impl<'a> Job<'a> {
@@ -107,6 +112,7 @@ impl<'a> Job<'a> {
         out: OutRows<'a>,
     ) -> Self {
         let isa = backend.level.isa();
+        let integers = matches!(input, LinearInput::Int8(_));
         let (panels, units, bf16) = match input {
             LinearInput::Int8(rows) => (rows.panels, rows.stride / UNIT, false),
             LinearInput::Float(x) => {
@@ -122,12 +128,18 @@ impl<'a> Job<'a> {
             (true, _) => 2,
             _ => 1,
         };
+        let format = weights.format;
+        let (per_channel, dense) = (format.is_per_channel(), matches!(format, Format::Dense(_)));
+        let grouped = !per_channel && !dense;
+        let tile_bytes = tile_bytes(format, weights.k);
+        let group_size = format.group_size(weights.k);
         let shape = Shape {
             panels,
             k: weights.k,
             row_bytes: units * UNIT,
             tiles: weights.n.div_ceil(LANES),
-            tile_bytes: tile_bytes(weights.format, weights.k),
+            tile_bytes,
+            segments: grouped && integers && isa.is_wide(),
             at_once,
             threads: backend.threads(),
             cache: backend.core_cache,
@@ -141,8 +153,12 @@ impl<'a> Job<'a> {
             bf16,
             shape,
             plan: Plan::new(shape),
-            groups: weights.format.groups(weights.k),
-            group_size: weights.format.group_size(weights.k),
+            groups: format.groups(weights.k),
+            group_size,
+            group_steps: group_size / step_columns(format),
+            grouped,
+            per_channel,
+            tile_bytes,
         }
     }
 
@@ -226,18 +242,30 @@ impl<'a> Job<'a> {
         }
     }
 
-    pub(super) fn tile(&self, tile: usize) -> *const u8 {
-        let bytes = tile_bytes(self.weights.format, self.weights.k);
-        self.weights.data.as_slice::<u8>()[tile * bytes..][..bytes].as_ptr()
+    fn tile(&self, tile: usize) -> *const u8 {
+        self.weights.data.as_slice::<u8>()[tile * self.tile_bytes..][..self.tile_bytes].as_ptr()
+    }
+
+    /// Rows that are multiplied at once: as many as registers are left for.
+    #[inline(always)]
+    pub(super) fn rows_at_once<S: Simd, P: Product>(&self) -> usize {
+        match (P::INTEGERS, P::UNITS) {
+            // The parts of sums take half of the registers; a single panel waits for memory and may wait for them.
+            (true, _) if self.shape.segments && self.panels.count() > 1 => HELD_ROWS,
+            (false, _) => S::ROWS,
+            // Nibbles need registers to be unpacked in.
+            (true, 2) if !S::WIDE => S::INT_ROWS.min(4),
+            (true, _) => S::INT_ROWS,
+        }
     }
 
     /// Scales of the groups of a tile, sixteen each; null where the weights are dense.
-    pub(super) fn scales(&self, tile: usize) -> *const f32 {
+    fn scales(&self, tile: usize) -> *const f32 {
         self.of_tile(self.weights.scales.as_slice(), tile)
     }
 
     /// Sums of the groups of a tile, sixteen each; null where the weights are dense.
-    pub(super) fn sums(&self, tile: usize) -> *const i32 {
+    fn sums(&self, tile: usize) -> *const i32 {
         self.of_tile(self.weights.sums.as_slice(), tile)
     }
 
@@ -317,8 +345,7 @@ impl Task<'_> {
 
     #[inline(always)]
     fn cover<S: Simd, P: Product>(self, s: S) {
-        let weights = self.job.weights;
-        let (k, depth) = (weights.k, self.job.plan.depth);
+        let (k, depth) = (self.job.weights.k, self.job.plan.depth);
         for first in (0..k).step_by(depth) {
             self.columns::<S, P>(s, first..(first + depth).min(k));
         }
@@ -327,54 +354,109 @@ impl Task<'_> {
     /// Adds the products of some columns to all outputs.
     #[inline(always)]
     fn columns<S: Simd, P: Product>(&self, s: S, columns: Range<usize>) {
-        let Self {
-            job,
-            room,
-            panels,
-            tiles,
-        } = self;
+        let job = self.job;
         let panel_bytes = job.panels.each * job.units * UNIT;
-        let bytes = tile_bytes(job.weights.format, job.weights.k);
-        let part = columns.len().div_ceil(step_columns(job.weights.format)) * P::BYTES;
-        let mut tile = tiles.start;
-        while tile < tiles.end {
-            let left = tiles.end - tile;
-            let single = S::TILES > 1 && job.panels.each == 1 && left >= 4;
-            let count = if single { 4 } else { left.min(S::TILES) };
-            // While the panels meet these tiles, each fetches its share of the next ones; a single panel
-            // fetches what comes next in these, and at their end the beginning of the next ones.
-            let steps = part / P::BYTES;
-            let (ahead, pace, turn) = match panels.len() {
-                1 => (AHEAD, P::BYTES, steps.saturating_sub(AHEAD / P::BYTES)),
-                several => (count * bytes, P::BYTES.div_ceil(several), usize::MAX),
-            };
-            let jump = if tile + count < tiles.end {
-                (count - 1) * bytes
-            } else {
-                // The next tiles are another task's: these once more, which costs nothing.
-                0_usize.wrapping_sub(AHEAD)
-            };
-            for (i, panel) in panels.clone().enumerate() {
+        let start = columns.start / step_columns(job.weights.format);
+        let rows = job.plan.panels_each * job.panels.each;
+        let mut tile = self.tiles.start;
+        while tile < self.tiles.end {
+            let tiles = self.tiles::<S, P>(tile, &columns);
+            let (mut fetch, lot) = self.fetch::<S, P>(tiles, &columns);
+            let sums = (tile - self.tiles.start) * rows * sum_bytes::<S, P>();
+            let waiting = self.room.sums.wrapping_add(sums);
+            for (i, panel) in self.panels.clone().enumerate() {
+                let stride = job.panels.stored(panel) * UNIT;
                 let block = Block {
                     job,
-                    columns: (columns.start, columns.end),
-                    panel: room.packed.wrapping_add(i * panel_bytes),
-                    stride: job.panels.stored(panel) * UNIT,
+                    tiles,
+                    panel: self
+                        .room
+                        .packed
+                        .wrapping_add(i * panel_bytes + start * P::UNITS * stride),
+                    stride,
                     row: panel * job.panels.each,
                     rows: job.panels.rows_of(panel),
-                    tile,
-                    ahead: ahead + i * (part / panels.len()),
-                    pace,
-                    turn,
-                    jump,
-                    sums: room.sums,
-                    place: (tile - tiles.start) * job.plan.panels_each * job.panels.each,
-                    place_row: i * job.panels.each,
+                    fetch,
+                    waiting: waiting.wrapping_add(
+                        i * job.panels.each * sum_bytes::<S, P>() * tiles.at_once::<S>(),
+                    ),
                 };
-                block.rows::<S, P>(s, count);
+                block.rows::<S, P>(s);
+                fetch.ahead = fetch.ahead.wrapping_add(lot);
             }
-            tile += count;
+            tile += tiles.count;
         }
+    }
+
+    /// The columns of tile `first` and those that are multiplied with it.
+    #[inline(always)]
+    fn tiles<S: Simd, P: Product>(&self, first: usize, columns: &Range<usize>) -> Tiles {
+        let job = self.job;
+        let left = self.tiles.end - first;
+        let single = S::TILES > 1 && job.panels.each == 1 && left >= 4;
+        let each = step_columns(job.weights.format);
+        let start = columns.start / each;
+        let group = if job.grouped {
+            columns.start / job.group_size * LANES
+        } else {
+            0
+        };
+        Tiles {
+            first,
+            count: if single { 4 } else { left.min(S::TILES) },
+            weights: job.tile(first).wrapping_add(start * P::BYTES),
+            steps: columns.end.div_ceil(each) - start,
+            scales: job.scales(first).wrapping_add(group),
+            sums: job.sums(first).wrapping_add(group),
+            begin: columns.start == 0,
+            end: columns.end == job.weights.k,
+        }
+    }
+
+    /// What the first panel fetches while it meets these tiles, and how much further each next panel does.
+    ///
+    /// Each panel fetches its share of the tiles that come next; a single one fetches what comes next in these
+    /// tiles, and at their end the beginning of the next ones.
+    #[inline(always)]
+    fn fetch<S: Simd, P: Product>(&self, tiles: Tiles, columns: &Range<usize>) -> (Fetch, usize) {
+        let job = self.job;
+        let bytes = job.tile_bytes;
+        let next = tiles.first + tiles.count;
+        let last = next >= self.tiles.end;
+        if self.panels.len() == 1 {
+            let fetch = Fetch {
+                ahead: AHEAD,
+                pace: P::BYTES,
+                share: 0,
+                turn: tiles.steps.saturating_sub(AHEAD / P::BYTES),
+                // Behind the last come another task's: these once more, which costs nothing.
+                jump: if last {
+                    0_usize.wrapping_sub(AHEAD)
+                } else {
+                    (tiles.count - 1) * bytes
+                },
+            };
+            return (fetch, 0);
+        }
+        let part = tiles.steps * P::BYTES;
+        let each = step_columns(job.weights.format);
+        let ahead = match (last, tiles.end) {
+            (false, _) => tiles.count * bytes,
+            // The next columns of the first tiles.
+            (true, false) => part.wrapping_sub((tiles.first - self.tiles.start) * bytes),
+            // The first columns of the tiles of the task that probably comes next.
+            (true, true) => (tiles.count * bytes).wrapping_sub(columns.start / each * P::BYTES),
+        };
+        let lots = job.panels.each.div_ceil(job.rows_at_once::<S, P>());
+        let share = part / (self.panels.len() * lots);
+        let fetch = Fetch {
+            ahead,
+            pace: P::BYTES.div_ceil(self.panels.len() * lots),
+            share,
+            turn: usize::MAX,
+            jump: 0,
+        };
+        (fetch, share * lots)
     }
 }
 

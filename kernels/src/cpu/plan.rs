@@ -16,6 +16,8 @@ pub(super) struct Shape {
     pub(super) row_bytes: usize,
     pub(super) tiles: usize,
     pub(super) tile_bytes: usize,
+    /// Whether segments of groups are multiplied one after the other, from the nearest cache.
+    pub(super) segments: bool,
     /// Tiles that are multiplied at once.
     pub(super) at_once: usize,
     pub(super) threads: usize,
@@ -39,8 +41,12 @@ pub(super) struct Plan {
 impl Plan {
     pub(super) fn new(shape: Shape) -> Self {
         let panels = shape.panels.count();
-        let depth = shape.depth();
-        let row_bytes = (shape.row_bytes * depth / shape.k.max(1)).max(1);
+        let resident = shape.depth();
+        let depth = match panels {
+            2.. if shape.segments => SEGMENT.min(shape.k),
+            _ => resident,
+        };
+        let row_bytes = (shape.row_bytes * resident / shape.k.max(1)).max(1);
         // Half of the cache for the panels: the tiles at hand and the next ones need the rest.
         let most = (shape.cache / 2 / (shape.panels.each * row_bytes)).max(1);
         let blocks = panels.div_ceil(most).max(1);
@@ -130,6 +136,7 @@ mod tests {
             row_bytes: k,
             tiles: n.div_ceil(16),
             tile_bytes: k * 16,
+            segments: false,
             at_once: 2,
             threads,
             cache: 1 << 20,

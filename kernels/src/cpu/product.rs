@@ -16,6 +16,8 @@ pub(super) trait Product {
     const BYTES: usize;
     /// Whether integers meet integers.
     const INTEGERS: bool;
+    /// Steps between two looks at what is to be fetched: about four units.
+    const AT_ONCE: usize = if Self::UNITS < 4 { 4 / Self::UNITS } else { 1 };
 
     /// The empty sum; `weight_sums` are the sums of the weights that will be multiplied.
     ///

@@ -202,6 +202,16 @@ impl<'a> OutRows<'a> {
         }
     }
 
+    /// Where tile `tile` of a row lies.
+    ///
+    /// # Safety
+    /// Both must exist; nobody else touches what is written through it.
+    #[inline(always)]
+    pub(super) unsafe fn tile(&self, row: usize, tile: usize) -> *mut u8 {
+        // SAFETY: the caller promises the element.
+        unsafe { self.at(row, tile * LANES) }
+    }
+
     /// Writes the first `columns` lanes of tile `output.1` of row `output.0`, rounded to the dtype.
     #[inline(always)]
     pub(super) fn put<S: Simd>(&self, s: S, output: (usize, usize), columns: usize, v: S::F) {
