@@ -423,14 +423,15 @@ impl Task<'_> {
         let bytes = job.tile_bytes;
         let next = tiles.first + tiles.count;
         let last = next >= self.tiles.end;
+        let end = next >= job.weights.n.div_ceil(LANES);
         if self.panels.len() == 1 {
             let fetch = Fetch {
                 ahead: AHEAD,
                 pace: P::BYTES,
                 share: 0,
                 turn: tiles.steps.saturating_sub(AHEAD / P::BYTES),
-                // Behind the last come another task's: these once more, which costs nothing.
-                jump: if last {
+                // Behind the end of the weights comes nothing: these once more, which costs nothing.
+                jump: if end {
                     0_usize.wrapping_sub(AHEAD)
                 } else {
                     (tiles.count - 1) * bytes

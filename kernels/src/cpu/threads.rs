@@ -23,9 +23,10 @@ pub(crate) struct Pool {
 impl Pool {
     /// A pool of `threads` threads, the caller's included.
     pub(crate) fn new(threads: usize) -> Self {
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(Shared::new(threads));
+        // Workers are numbered without gaps: behind one that cannot be started there are no others.
         let workers = (1..threads)
-            .filter_map(|worker| {
+            .map_while(|worker| {
                 let shared = Arc::clone(&shared);
                 let name = format!("cider-{worker}");
                 thread::Builder::new()
@@ -47,21 +48,22 @@ impl Pool {
     }
 
     /// Calls `body(worker, task)` once for each task in `0..tasks`, on any of the threads, and returns when
-    /// all are done. `worker` is below [`Pool::threads`] and no two threads share one at a time.
+    /// all are done. `worker` is below [`Pool::threads`] and no two threads share one at a time. A thread takes
+    /// tasks that follow each other, and at the end what others have left.
     ///
     /// # Panics
     /// When a task did.
     pub(crate) fn run(&self, tasks: usize, body: &(dyn Fn(usize, usize) + Sync)) {
         let _guard = self.dispatch.lock().unwrap_or_else(PoisonError::into_inner);
-        if tasks <= 1 || self.workers.is_empty() {
+        if tasks <= 1 || self.workers.is_empty() || u32::try_from(tasks).is_err() {
             for task in 0..tasks {
                 body(0, task);
             }
             return;
         }
-        self.shared.publish(tasks, body);
+        self.shared.publish((self.threads(), tasks), body);
         self.wake();
-        let own = catch_unwind(AssertUnwindSafe(|| self.shared.drain(0, tasks, body)));
+        let own = catch_unwind(AssertUnwindSafe(|| self.shared.drain(0, body)));
         self.shared.close();
         let failed = self.shared.failed.swap(false, Ordering::AcqRel);
         assert!(own.is_ok() && !failed, "a task of the thread pool panicked");
@@ -101,13 +103,14 @@ struct Shared {
     gate: AtomicU64,
     /// Workers of this epoch that are done.
     done: AtomicUsize,
-    next: AtomicUsize,
+    /// The tasks that each thread has left.
+    ranges: Box<[TaskRange]>,
     sleeping: AtomicUsize,
     /// Dispatches that found somebody asleep.
     wakes: AtomicUsize,
     stop: AtomicBool,
     failed: AtomicBool,
-    job: UnsafeCell<Option<(usize, Body)>>,
+    job: UnsafeCell<Option<Body>>,
 }
 
 // SAFETY: `job` is written only while the gate is closed and no worker has joined, and read only by workers
@@ -115,21 +118,6 @@ struct Shared {
 unsafe impl Sync for Shared {}
 // SAFETY: the pointer in `job` is to a `Sync` closure.
 unsafe impl Send for Shared {}
-
-impl Default for Shared {
-    fn default() -> Self {
-        Self {
-            gate: AtomicU64::new(0),
-            done: AtomicUsize::new(0),
-            next: AtomicUsize::new(0),
-            sleeping: AtomicUsize::new(0),
-            wakes: AtomicUsize::new(0),
-            stop: AtomicBool::new(false),
-            failed: AtomicBool::new(false),
-            job: UnsafeCell::new(None),
-        }
-    }
-}
 
 impl std::fmt::Debug for Shared {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -141,16 +129,31 @@ impl std::fmt::Debug for Shared {
 }
 
 impl Shared {
-    /// Opens the next epoch for `body`.
-    fn publish(&self, tasks: usize, body: &(dyn Fn(usize, usize) + Sync)) {
+    fn new(threads: usize) -> Self {
+        Self {
+            gate: AtomicU64::new(0),
+            done: AtomicUsize::new(0),
+            ranges: (0..threads.max(1)).map(|_| TaskRange::default()).collect(),
+            sleeping: AtomicUsize::new(0),
+            wakes: AtomicUsize::new(0),
+            stop: AtomicBool::new(false),
+            failed: AtomicBool::new(false),
+            job: UnsafeCell::new(None),
+        }
+    }
+
+    /// Opens the next epoch for `body`, whose tasks are dealt out to the threads in equal parts.
+    fn publish(&self, (threads, tasks): (usize, usize), body: &(dyn Fn(usize, usize) + Sync)) {
         // SAFETY: only the lifetime is dropped; `close` waits for every worker that joined before `run`
         // returns, so nobody uses the pointer after the borrow ends.
         let body: Body =
             unsafe { std::mem::transmute::<&(dyn Fn(usize, usize) + Sync), Body>(body) };
-        self.next.store(0, Ordering::Relaxed);
+        for (worker, range) in self.ranges[..threads].iter().enumerate() {
+            range.set(tasks * worker / threads, tasks * (worker + 1) / threads);
+        }
         self.done.store(0, Ordering::Relaxed);
         // SAFETY: the gate is closed and all workers of the last epoch are done: nobody reads `job`.
-        unsafe { *self.job.get() = Some((tasks, body)) };
+        unsafe { *self.job.get() = Some(body) };
         let epoch = self.gate.load(Ordering::Relaxed) >> 16;
         self.gate.store((epoch + 1) << 16, Ordering::SeqCst);
     }
@@ -174,13 +177,22 @@ impl Shared {
         }
     }
 
-    fn drain(&self, worker: usize, tasks: usize, body: &(dyn Fn(usize, usize) + Sync)) {
-        loop {
-            let task = self.next.fetch_add(1, Ordering::Relaxed);
-            if task >= tasks {
-                return;
-            }
+    fn drain(&self, worker: usize, body: &(dyn Fn(usize, usize) + Sync)) {
+        while let Some(task) = self.ranges[worker].first().or_else(|| self.steal()) {
             body(worker, task);
+        }
+    }
+
+    /// The last task of whoever has the most left.
+    fn steal(&self) -> Option<usize> {
+        loop {
+            let richest = self.ranges.iter().max_by_key(|range| range.left())?;
+            if richest.left() == 0 {
+                return None;
+            }
+            if let Some(task) = richest.last() {
+                return Some(task);
+            }
         }
     }
 
@@ -198,10 +210,10 @@ impl Shared {
             }
             // SAFETY: this worker joined the open epoch, so `publish` wrote the job before and `close`
             // keeps the body alive until `done` is raised below.
-            if let Some((tasks, body)) = unsafe { *self.job.get() } {
+            if let Some(body) = unsafe { *self.job.get() } {
                 // SAFETY: as above.
                 let body = unsafe { &*body };
-                if catch_unwind(AssertUnwindSafe(|| self.drain(worker, tasks, body))).is_err() {
+                if catch_unwind(AssertUnwindSafe(|| self.drain(worker, body))).is_err() {
                     self.failed.store(true, Ordering::Release);
                 }
             }
@@ -256,6 +268,50 @@ impl Shared {
     }
 }
 
+/// Tasks `start..end` as `end << 32 | start`, in a cache line of their own.
+#[derive(Default)]
+#[repr(align(64))]
+struct TaskRange(AtomicU64);
+
+impl TaskRange {
+    /// Both are below 2^32.
+    fn set(&self, start: usize, end: usize) {
+        self.0
+            .store((end as u64) << 32 | start as u64, Ordering::Relaxed);
+    }
+
+    fn left(&self) -> u64 {
+        let range = self.0.load(Ordering::Relaxed);
+        (range >> 32).saturating_sub(range & u64::from(u32::MAX))
+    }
+
+    /// Takes the first task.
+    fn first(&self) -> Option<usize> {
+        self.take(|range| (range + 1, range & u64::from(u32::MAX)))
+    }
+
+    /// Takes the last task.
+    fn last(&self) -> Option<usize> {
+        self.take(|range| (range - (1 << 32), (range >> 32) - 1))
+    }
+
+    /// Takes a task if there is one; `one` gives what is left, and the task.
+    fn take(&self, one: impl Fn(u64) -> (u64, u64)) -> Option<usize> {
+        let mut range = self.0.load(Ordering::Relaxed);
+        while range >> 32 > range & u64::from(u32::MAX) {
+            let (left, task) = one(range);
+            match self
+                .0
+                .compare_exchange_weak(range, left, Ordering::Relaxed, Ordering::Relaxed)
+            {
+                Ok(_) => return Some(task as usize),
+                Err(now) => range = now,
+            }
+        }
+        None
+    }
+}
+
 /// Waits for an instant; after the first moments it offers the core to whoever lost theirs, so that a busy
 /// machine does not wait for a thread that waits itself.
 fn pause(turns: u32) {
@@ -297,6 +353,27 @@ mod tests {
                 );
             }
         }
+    }
+
+    #[test]
+    fn a_thread_takes_tasks_in_order_and_others_take_what_it_does_not_get_to() {
+        let pool = Pool::new(2);
+        let taken = Mutex::new(vec![Vec::new(); 2]);
+        pool.run(64, &|worker, task| {
+            taken.lock().unwrap()[worker].push(task);
+            // The first thread is held up: the other one does nearly all of its work.
+            thread::sleep(Duration::from_millis(if worker == 0 { 30 } else { 1 }));
+        });
+        let taken = taken.into_inner().unwrap();
+        assert!(taken[0].len() < 32, "{taken:?}");
+        assert!(taken[0].is_sorted() && taken[0][0] == 0, "{taken:?}");
+        let own: Vec<usize> = taken[1].iter().copied().filter(|&t| t >= 32).collect();
+        assert!(own.is_sorted() && own[0] == 32, "{taken:?}");
+        let stolen: Vec<usize> = taken[1].iter().copied().filter(|&t| t < 32).collect();
+        assert!(
+            stolen.is_sorted_by(|a, b| a > b) && stolen[0] == 31,
+            "{taken:?}"
+        );
     }
 
     #[test]
