@@ -92,7 +92,7 @@ impl Block<'_> {
                 ..self
             };
             match (count, self.tiles.count) {
-                (1, 4) if S::TILES > 1 => s.call(Registers::<P, 1, 4>::of(part)),
+                (1, 4) if S::TILES_OF_ONE == 4 => s.call(Registers::<P, 1, 4>::of(part)),
                 (1, _) => part.tiles::<S, P, 1>(s),
                 (2, _) => part.tiles::<S, P, 2>(s),
                 (4, _) if most >= 4 => part.tiles::<S, P, 4>(s),
@@ -190,7 +190,7 @@ impl<P: Product, const R: usize, const T: usize> Registers<'_, P, R, T> {
             // SAFETY: an earlier part of the columns left them there.
             unsafe { waiting.read() }
         };
-        self.walk().add(s, tiles.steps, &mut acc);
+        self.walk::<S>().add(s, tiles.steps, &mut acc);
         if !tiles.end {
             // SAFETY: the room is for these outputs alone.
             return unsafe { waiting.write(acc) };
@@ -216,7 +216,7 @@ impl<P: Product, const R: usize, const T: usize> Registers<'_, P, R, T> {
     fn groups<S: Simd>(&self, s: S, sums: *mut f32) {
         let Tiles { steps, begin, .. } = self.block.tiles;
         let of_segment = SEGMENT / self.block.job.group_size * self.block.job.group_steps;
-        let mut walk = self.walk();
+        let mut walk = self.walk::<S>();
         let mut factors = (self.block.tiles.scales, self.block.tiles.sums);
         let mut done = 0;
         while done < steps {
@@ -315,7 +315,7 @@ impl<P: Product, const R: usize, const T: usize> Registers<'_, P, R, T> {
     }
 
     #[inline(always)]
-    fn walk(&self) -> Walk<P, R, T> {
+    fn walk<S: Simd>(&self) -> Walk<P, R, T> {
         let Block { fetch, tiles, .. } = self.block;
         let mut places = [tiles.weights; T];
         for t in 1..T {
@@ -330,8 +330,8 @@ impl<P: Product, const R: usize, const T: usize> Registers<'_, P, R, T> {
             panel: self.block.panel,
             stride: self.block.stride,
             next,
-            pace: fetch.pace * P::AT_ONCE,
-            turn: fetch.turn / P::AT_ONCE,
+            pace: fetch.pace * P::at_once::<S>(),
+            turn: fetch.turn / P::at_once::<S>(),
             jump: fetch.jump,
             product: PhantomData,
         }
@@ -368,27 +368,26 @@ impl<P: Product, const R: usize, const T: usize> Walk<P, R, T> {
     #[inline(always)]
     fn add<S: Simd>(mut self, s: S, steps: usize, acc: &mut [[P::Acc<S>; T]; R]) -> Self {
         let mut left = steps;
-        while left >= P::AT_ONCE {
+        while left >= P::at_once::<S>() {
             self.fetch(s);
-            for _ in 0..P::AT_ONCE {
-                self.step(s, acc);
-            }
-            left -= P::AT_ONCE;
+            self.steps(s, P::at_once::<S>(), acc);
+            left -= P::at_once::<S>();
         }
-        for _ in 0..left {
-            self.step(s, acc);
-        }
+        self.steps(s, left, acc);
         self
     }
 
     #[inline(always)]
-    fn step<S: Simd>(&mut self, s: S, acc: &mut [[P::Acc<S>; T]; R]) {
-        // SAFETY: the step is inside the tiles and the panel, which are padded to whole steps.
-        unsafe { P::step(s, acc, self.tiles, self.panel, self.stride) };
-        for t in 0..T {
-            self.tiles[t] = self.tiles[t].wrapping_add(P::BYTES);
+    fn steps<S: Simd>(&mut self, s: S, mut left: usize, acc: &mut [[P::Acc<S>; T]; R]) {
+        while left > 0 {
+            // SAFETY: the steps are inside the tiles and the panel, which are padded to whole steps.
+            let taken = unsafe { P::steps(s, acc, self.tiles, self.panel, self.stride, left) };
+            for t in 0..T {
+                self.tiles[t] = self.tiles[t].wrapping_add(taken * P::BYTES);
+            }
+            self.panel = self.panel.wrapping_add(taken * P::UNITS * self.stride);
+            left -= taken;
         }
-        self.panel = self.panel.wrapping_add(P::UNITS * self.stride);
     }
 
     /// Fetches what the next steps are to find in the cache.

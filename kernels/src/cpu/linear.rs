@@ -123,9 +123,10 @@ impl<'a> Job<'a> {
                 (panels, panel::units(x.cols(), bf16), bf16)
             }
         };
-        let at_once = match (isa.is_wide(), panels.each) {
-            (true, 1) => 4,
-            (true, _) => 2,
+        let at_once = match (isa, panels.each) {
+            (Isa::Scalar, _) => 1,
+            (_, 1) => 4,
+            _ if isa.is_wide() => 2,
             _ => 1,
         };
         let format = weights.format;
@@ -249,13 +250,11 @@ impl<'a> Job<'a> {
     /// Rows that are multiplied at once: as many as registers are left for.
     #[inline(always)]
     pub(super) fn rows_at_once<S: Simd, P: Product>(&self) -> usize {
-        match (P::INTEGERS, P::UNITS) {
+        match P::INTEGERS {
             // The parts of sums take half of the registers; a single panel waits for memory and may wait for them.
-            (true, _) if self.shape.segments && self.panels.count() > 1 => HELD_ROWS,
-            (false, _) => S::ROWS,
-            // Nibbles need registers to be unpacked in.
-            (true, 2) if !S::WIDE => S::INT_ROWS.min(4),
-            (true, _) => S::INT_ROWS,
+            true if self.shape.segments && self.panels.count() > 1 => HELD_ROWS,
+            true => S::INT_ROWS,
+            false => S::ROWS,
         }
     }
 
@@ -393,7 +392,12 @@ impl Task<'_> {
     fn tiles<S: Simd, P: Product>(&self, first: usize, columns: &Range<usize>) -> Tiles {
         let job = self.job;
         let left = self.tiles.end - first;
-        let single = S::TILES > 1 && job.panels.each == 1 && left >= 4;
+        let of_one = if P::INTEGERS {
+            S::INT_TILES_OF_ONE
+        } else {
+            S::TILES_OF_ONE
+        };
+        let single = job.panels.each == 1 && left >= of_one;
         let each = step_columns(job.weights.format);
         let start = columns.start / each;
         let group = if job.grouped {
@@ -403,7 +407,7 @@ impl Task<'_> {
         };
         Tiles {
             first,
-            count: if single { 4 } else { left.min(S::TILES) },
+            count: if single { of_one } else { left.min(S::TILES) },
             weights: job.tile(first).wrapping_add(start * P::BYTES),
             steps: columns.end.div_ceil(each) - start,
             scales: job.scales(first).wrapping_add(group),

@@ -1,8 +1,11 @@
 //! How one step of a weight tile (`pack.rs`) meets one step of a panel of activations (`panel.rs`).
 
+use std::hint::black_box;
 use std::marker::PhantomData;
+use std::mem::MaybeUninit;
+use std::sync::atomic::{Ordering, compiler_fence};
 
-use super::float_tile::FloatTile;
+use super::float_tile::{self, FloatTile};
 use super::simd::Simd;
 
 /// A kind of product. A panel gives each of its rows in units of four bytes: four INT8, two bf16 or one f32.
@@ -16,8 +19,12 @@ pub(super) trait Product {
     const BYTES: usize;
     /// Whether integers meet integers.
     const INTEGERS: bool;
+
     /// Steps between two looks at what is to be fetched: about four units.
-    const AT_ONCE: usize = if Self::UNITS < 4 { 4 / Self::UNITS } else { 1 };
+    #[inline(always)]
+    fn at_once<S: Simd>() -> usize {
+        if Self::UNITS < 4 { 4 / Self::UNITS } else { 1 }
+    }
 
     /// The empty sum; `weight_sums` are the sums of the weights that will be multiplied.
     ///
@@ -25,17 +32,19 @@ pub(super) trait Product {
     /// Sixteen i32 must be readable where the weights are integers that meet integers.
     unsafe fn start<S: Simd>(s: S, weight_sums: *const i32) -> Self::Acc<S>;
 
-    /// Adds the products of a step. Unit `u` of row `r` lies at `u * stride + 4 r` in the panel.
+    /// Adds the products of a step, or of as many as are best taken together, at most `left`; gives how many those
+    /// were. Unit `u` of row `r` lies at `u * stride + 4 r` in the panel.
     ///
     /// # Safety
-    /// `BYTES` of each tile and `UNITS` units of `R` rows must be readable.
-    unsafe fn step<S: Simd, const R: usize, const T: usize>(
+    /// For each of `left` steps, at least one, `BYTES` of each tile and `UNITS` units of `R` rows must be readable.
+    unsafe fn steps<S: Simd, const R: usize, const T: usize>(
         s: S,
         acc: &mut [[Self::Acc<S>; T]; R],
         tiles: [*const u8; T],
         panel: *const u8,
         stride: usize,
-    );
+        left: usize,
+    ) -> usize;
 
     /// The sums as f32.
     fn total<S: Simd>(s: S, acc: Self::Acc<S>) -> S::F;
@@ -62,7 +71,7 @@ pub(super) struct F32<W>(PhantomData<W>);
 
 /// The integer products differ in how a step becomes quads.
 macro_rules! integer_product {
-    ($product:ty, $units:literal, $load:ident, $($unit:literal)*) => {
+    ($product:ty, $units:literal, $start:ident, $steps:ident, $at_once:expr) => {
         impl Product for $product {
             type Acc<S: Simd> = S::Acc;
 
@@ -71,34 +80,27 @@ macro_rules! integer_product {
             const INTEGERS: bool = true;
 
             #[inline(always)]
-            unsafe fn start<S: Simd>(s: S, weight_sums: *const i32) -> S::Acc {
-                // SAFETY: the caller promises sixteen sums.
-                unsafe { s.start(weight_sums) }
+            fn at_once<S: Simd>() -> usize {
+                $at_once
             }
 
             #[inline(always)]
-            unsafe fn step<S: Simd, const R: usize, const T: usize>(
+            unsafe fn start<S: Simd>(s: S, weight_sums: *const i32) -> S::Acc {
+                // SAFETY: the caller promises sixteen sums.
+                unsafe { s.$start(weight_sums) }
+            }
+
+            #[inline(always)]
+            unsafe fn steps<S: Simd, const R: usize, const T: usize>(
                 s: S,
                 acc: &mut [[S::Acc; T]; R],
                 tiles: [*const u8; T],
                 panel: *const u8,
                 stride: usize,
-            ) {
-                $(
-                    // SAFETY: the caller promises the step.
-                    let mut weights = [unsafe { $load::<S, $unit>(s, tiles[0]) }; T];
-                    for t in 1..T {
-                        // SAFETY: as above.
-                        weights[t] = unsafe { $load::<S, $unit>(s, tiles[t]) };
-                    }
-                    for r in 0..R {
-                        // SAFETY: as above.
-                        let four = unsafe { s.load_four(panel.add($unit * stride + 4 * r)) };
-                        for t in 0..T {
-                            acc[r][t] = s.dot(acc[r][t], weights[t], four);
-                        }
-                    }
-                )*
+                left: usize,
+            ) -> usize {
+                // SAFETY: the caller promises the steps.
+                unsafe { s.$steps(acc, tiles, panel, stride, left) }
             }
 
             #[inline(always)]
@@ -115,29 +117,61 @@ macro_rules! integer_product {
     };
 }
 
-integer_product!(Int8, 1, quads, 0);
-integer_product!(Int4, 2, octets, 0 1);
+integer_product!(Int8, 1, start, quad_steps, 4);
+integer_product!(Int4, 2, start_octets, octet_steps, S::OCTET_STEPS);
 
+/// A step of INT8 weights.
+///
 /// # Safety
-/// 64 bytes must be readable.
+/// 64 bytes of each tile and a unit of `R` rows must be readable.
 #[inline(always)]
-unsafe fn quads<S: Simd, const U: usize>(s: S, p: *const u8) -> S::Quads {
-    // SAFETY: the caller promises 64 bytes.
-    unsafe { s.load_quads(p) }
-}
-
-/// # Safety
-/// 64 bytes must be readable.
-#[inline(always)]
-unsafe fn octets<S: Simd, const U: usize>(s: S, p: *const u8) -> S::Quads {
-    // SAFETY: the caller promises 64 bytes.
-    unsafe {
-        if U == 0 {
-            s.load_octets::<false>(p)
-        } else {
-            s.load_octets::<true>(p)
+pub(super) unsafe fn quad_step<S: Simd, const R: usize, const T: usize>(
+    s: S,
+    acc: &mut [[S::Acc; T]; R],
+    tiles: [*const u8; T],
+    panel: *const u8,
+) {
+    // SAFETY: the caller promises the step.
+    let mut weights = [unsafe { s.load_quads(tiles[0]) }; T];
+    for t in 1..T {
+        // SAFETY: as above.
+        weights[t] = unsafe { s.load_quads(tiles[t]) };
+    }
+    for r in 0..R {
+        // SAFETY: as above.
+        let four = unsafe { s.load_four(panel.add(4 * r)) };
+        for t in 0..T {
+            acc[r][t] = s.dot(acc[r][t], weights[t], four);
         }
     }
+    one_by_one::<S, R>();
+}
+
+/// Half a step of nibbles: the low ones, or the high ones.
+///
+/// # Safety
+/// 64 bytes of each tile and a unit of `R` rows must be readable.
+#[inline(always)]
+pub(super) unsafe fn octet_half<S: Simd, const R: usize, const T: usize, const HIGH: bool>(
+    s: S,
+    acc: &mut [[S::Acc; T]; R],
+    tiles: [*const u8; T],
+    panel: *const u8,
+) {
+    // SAFETY: the caller promises the step.
+    let mut weights = [unsafe { s.load_octets::<HIGH>(tiles[0]) }; T];
+    for t in 1..T {
+        // SAFETY: as above.
+        weights[t] = unsafe { s.load_octets::<HIGH>(tiles[t]) };
+    }
+    for r in 0..R {
+        // SAFETY: as above.
+        let four = unsafe { s.load_four(panel.add(4 * r)) };
+        for t in 0..T {
+            acc[r][t] = s.dot_octets(acc[r][t], weights[t], four);
+        }
+    }
+    one_by_one::<S, R>();
 }
 
 /// The bf16 products differ in how a step becomes pairs.
@@ -156,13 +190,14 @@ macro_rules! bf16_product {
             }
 
             #[inline(always)]
-            unsafe fn step<S: Simd, const R: usize, const T: usize>(
+            unsafe fn steps<S: Simd, const R: usize, const T: usize>(
                 s: S,
                 acc: &mut [[S::F; T]; R],
                 tiles: [*const u8; T],
                 panel: *const u8,
                 stride: usize,
-            ) {
+                _left: usize,
+            ) -> usize {
                 $(
                     // SAFETY: the caller promises the step.
                     let mut weights = [unsafe { $load::<S, $unit>(s, tiles[0]) }; T];
@@ -178,6 +213,7 @@ macro_rules! bf16_product {
                         }
                     }
                 )*
+                1
             }
 
             #[inline(always)]
@@ -232,18 +268,24 @@ impl<W: FloatTile> Product for F32<W> {
     }
 
     #[inline(always)]
-    unsafe fn step<S: Simd, const R: usize, const T: usize>(
+    unsafe fn steps<S: Simd, const R: usize, const T: usize>(
         s: S,
         acc: &mut [[S::F; T]; R],
         tiles: [*const u8; T],
         panel: *const u8,
         stride: usize,
-    ) {
+        _left: usize,
+    ) -> usize {
         // SAFETY: the caller promises the step. Pairs are taken in the order of the bf16 dot product: the second
         // column, then the first.
         unsafe {
             if W::COLUMNS == 1 {
-                return column::<S, W, R, T, 0>(s, acc, tiles, panel);
+                column::<S, W, R, T, 0>(s, acc, tiles, panel);
+                return 1;
+            }
+            if W::COLUMNS > 4 && !S::WIDE && R > 2 {
+                steps_of_octets(s, acc, tiles, panel, stride);
+                return 1;
             }
             column::<S, W, R, T, 1>(s, acc, tiles, panel.add(stride));
             column::<S, W, R, T, 0>(s, acc, tiles, panel);
@@ -258,6 +300,7 @@ impl<W: FloatTile> Product for F32<W> {
                 column::<S, W, R, T, 6>(s, acc, tiles, panel.add(6 * stride));
             }
         }
+        1
     }
 
     #[inline(always)]
@@ -268,6 +311,46 @@ impl<W: FloatTile> Product for F32<W> {
     #[inline(always)]
     unsafe fn store_i32<S: Simd>(_s: S, _acc: S::F, _out: *mut i32) {}
 }
+
+/// A step of nibbles, which become quads first: a column of quads becomes floats in fewer instructions, and the
+/// sums of many rows leave no registers for more of them.
+///
+/// # Safety
+/// A step of each tile and eight units of `R` rows must be readable.
+#[inline(always)]
+unsafe fn steps_of_octets<S: Simd, const R: usize, const T: usize>(
+    s: S,
+    acc: &mut [[S::F; T]; R],
+    tiles: [*const u8; T],
+    panel: *const u8,
+    stride: usize,
+) {
+    let mut quads = [const { Quads::uninit() }; T];
+    let mut places = [std::ptr::null::<u8>(); T];
+    for t in 0..T {
+        let place: *mut u8 = quads[t].as_mut_ptr().cast();
+        // SAFETY: the caller promises the step; there is room for its quads.
+        unsafe {
+            s.store_quads(place, s.load_octets::<false>(tiles[t]));
+            s.store_quads(place.add(64), s.load_octets::<true>(tiles[t]));
+        }
+        places[t] = place;
+    }
+    // A number that the compiler does not know: it would lay all columns out in a row, and hold some back.
+    for half in 0..black_box(2) {
+        let places = places.map(|place| place.wrapping_add(64 * half));
+        let panel = panel.wrapping_add(4 * half * stride);
+        // SAFETY: the quads are there, and so are the units.
+        unsafe { F32::<float_tile::Int8>::steps(s, acc, places, panel, stride, 1) };
+    }
+}
+
+/// Room for the quads of a step of nibbles.
+type Quads = MaybeUninit<QuadBytes>;
+
+/// Quads that lie at cache lines.
+#[repr(align(64))]
+struct QuadBytes(#[expect(dead_code, reason = "read by address")] [u8; 128]);
 
 /// Column `C` of a step.
 ///
@@ -292,5 +375,15 @@ unsafe fn column<S: Simd, W: FloatTile, const R: usize, const T: usize, const C:
         for t in 0..T {
             acc[r][t] = s.fma(x, weights[t], acc[r][t]);
         }
+    }
+    one_by_one::<S, R>();
+}
+
+/// Keeps the compiler from taking in the next weights before these were met: sixteen registers hold the sums of
+/// many rows and one vector of weights, and it would rather move sums to memory and back at each step.
+#[inline(always)]
+pub(super) fn one_by_one<S: Simd, const R: usize>() {
+    if !S::WIDE && R > 2 {
+        compiler_fence(Ordering::SeqCst);
     }
 }

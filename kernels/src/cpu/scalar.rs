@@ -35,6 +35,8 @@ impl Simd for Scalar {
     const ROWS: usize = 2;
     const INT_ROWS: usize = 2;
     const TILES: usize = 1;
+    const TILES_OF_ONE: usize = 1;
+    const INT_TILES_OF_ONE: usize = 1;
 
     #[inline(never)]
     fn call<K: Kernel>(self, kernel: K) -> K::Output {
@@ -218,6 +220,12 @@ impl Simd for Scalar {
     }
 
     #[inline(always)]
+    unsafe fn store_quads(self, p: *mut u8, v: [[i8; 4]; LANES]) {
+        // SAFETY: the caller promises 64 bytes.
+        unsafe { p.cast::<[[i8; 4]; LANES]>().write_unaligned(v) }
+    }
+
+    #[inline(always)]
     unsafe fn load_octets<const HIGH: bool>(self, p: *const u8) -> [[i8; 4]; LANES] {
         // SAFETY: the caller promises 64 bytes.
         let bytes = unsafe { p.cast::<[[u8; 4]; LANES]>().read_unaligned() };
@@ -259,28 +267,8 @@ impl Simd for Scalar {
     }
 
     #[inline(always)]
-    unsafe fn load_quads_pairs<const U: usize>(self, p: *const u8) -> [F; 2] {
-        // SAFETY: the caller promises 64 bytes.
-        unsafe {
-            if U == 0 {
-                [self.load_quads_f32::<0>(p), self.load_quads_f32::<1>(p)]
-            } else {
-                [self.load_quads_f32::<2>(p), self.load_quads_f32::<3>(p)]
-            }
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn load_octets_pairs<const U: usize>(self, p: *const u8) -> [F; 2] {
-        // SAFETY: the caller promises 64 bytes.
-        unsafe {
-            match U {
-                0 => [self.load_octets_f32::<0>(p), self.load_octets_f32::<1>(p)],
-                1 => [self.load_octets_f32::<2>(p), self.load_octets_f32::<3>(p)],
-                2 => [self.load_octets_f32::<4>(p), self.load_octets_f32::<5>(p)],
-                _ => [self.load_octets_f32::<6>(p), self.load_octets_f32::<7>(p)],
-            }
-        }
+    fn pair(self, first: F, second: F) -> [F; 2] {
+        [first, second]
     }
 
     #[inline(always)]

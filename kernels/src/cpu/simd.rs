@@ -4,6 +4,7 @@
 //! compute the same bits. All methods are `#[inline(always)]` so that they melt into the one function per
 //! level that enables its features (`table.rs`).
 
+use super::product::{octet_half, quad_step};
 use crate::reference::elementwise::{EXP_HIGHEST, EXP_LOWEST, EXP_POLYNOMIAL, LN_2_HIGH, LN_2_LOW};
 
 /// Operations on sixteen f32 (`F`) or i32 (`I`) lanes. A value of the implementing type is the proof that
@@ -32,6 +33,12 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     const INT_ROWS: usize;
     /// Tiles that are multiplied at once.
     const TILES: usize;
+    /// The same for a single row: so many that no product waits for the sum of the one before it.
+    const TILES_OF_ONE: usize;
+    /// The same for products of integers, which read memory as fast as it gives with fewer.
+    const INT_TILES_OF_ONE: usize;
+    /// Steps of nibbles that [`Simd::octet_steps`] is best given at once.
+    const OCTET_STEPS: usize = 2;
     /// What activations are combined with in memory (exclusive or): `0x80` where the dot product takes them unsigned.
     const BIAS: u8;
     /// Whether [`Simd::dot_pairs`] is one instruction.
@@ -108,6 +115,9 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// # Safety
     /// 64 bytes must be readable.
     unsafe fn load_quads(self, p: *const u8) -> Self::Quads;
+    /// # Safety
+    /// 64 bytes must be writable.
+    unsafe fn store_quads(self, p: *mut u8, v: Self::Quads);
     /// Nibbles, 8 taken off: the low ones (columns 0..4), or the high ones (columns 4..8) where `HIGH`.
     /// # Safety
     /// 64 bytes must be readable.
@@ -122,20 +132,92 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     unsafe fn start(self, weight_sums: *const i32) -> Self::Acc;
     /// Adds the four products of each lane, exactly.
     fn dot(self, acc: Self::Acc, weights: Self::Quads, four: Self::Four) -> Self::Acc;
+    /// [`Simd::start`] for nibbles.
+    /// # Safety
+    /// Sixteen i32 must be readable.
+    #[inline(always)]
+    unsafe fn start_octets(self, weight_sums: *const i32) -> Self::Acc {
+        // SAFETY: the caller promises sixteen sums.
+        unsafe { self.start(weight_sums) }
+    }
+    /// [`Simd::dot`] for nibbles.
+    #[inline(always)]
+    fn dot_octets(self, acc: Self::Acc, weights: Self::Quads, four: Self::Four) -> Self::Acc {
+        self.dot(acc, weights, four)
+    }
+    /// Adds the products of tiles of INT8 and a panel: a step, or as many as are best taken together, at most
+    /// `left`; gives how many those were.
+    /// # Safety
+    /// `left` steps of the tiles and of `R` rows of the panel must be readable, at least one.
+    #[inline(always)]
+    unsafe fn quad_steps<const R: usize, const T: usize>(
+        self,
+        acc: &mut [[Self::Acc; T]; R],
+        tiles: [*const u8; T],
+        panel: *const u8,
+        _stride: usize,
+        _left: usize,
+    ) -> usize {
+        // SAFETY: the caller promises the first step.
+        unsafe { quad_step(self, acc, tiles, panel) };
+        1
+    }
+    /// The same for tiles of nibbles, whose low ones meet a unit of each row, and whose high ones the next.
+    /// # Safety
+    /// `left` steps of the tiles and of `R` rows of the panel must be readable, at least one.
+    #[inline(always)]
+    unsafe fn octet_steps<const R: usize, const T: usize>(
+        self,
+        acc: &mut [[Self::Acc; T]; R],
+        tiles: [*const u8; T],
+        panel: *const u8,
+        stride: usize,
+        _left: usize,
+    ) -> usize {
+        // SAFETY: the caller promises the first step.
+        unsafe {
+            octet_half::<Self, R, T, false>(self, acc, tiles, panel);
+            octet_half::<Self, R, T, true>(self, acc, tiles, panel.add(stride));
+        }
+        1
+    }
     /// The sums, one per lane.
     fn finish(self, acc: Self::Acc) -> Self::I;
 
     /// # Safety
     /// 64 bytes must be readable.
     unsafe fn load_pairs(self, p: *const u8) -> Self::Pairs;
+    /// Pairs of floats that bf16 holds exactly.
+    fn pair(self, first: Self::F, second: Self::F) -> Self::Pairs;
     /// Columns `2 U` and `2 U + 1` of sixteen quads of INT8 as bf16, which is exact.
     /// # Safety
     /// 64 bytes must be readable.
-    unsafe fn load_quads_pairs<const U: usize>(self, p: *const u8) -> Self::Pairs;
+    #[inline(always)]
+    unsafe fn load_quads_pairs<const U: usize>(self, p: *const u8) -> Self::Pairs {
+        // SAFETY: the caller promises 64 bytes.
+        unsafe {
+            if U == 0 {
+                self.pair(self.load_quads_f32::<0>(p), self.load_quads_f32::<1>(p))
+            } else {
+                self.pair(self.load_quads_f32::<2>(p), self.load_quads_f32::<3>(p))
+            }
+        }
+    }
     /// The same of sixteen octets of nibbles (value + 8).
     /// # Safety
     /// 64 bytes must be readable.
-    unsafe fn load_octets_pairs<const U: usize>(self, p: *const u8) -> Self::Pairs;
+    #[inline(always)]
+    unsafe fn load_octets_pairs<const U: usize>(self, p: *const u8) -> Self::Pairs {
+        // SAFETY: the caller promises 64 bytes.
+        unsafe {
+            match U {
+                0 => self.pair(self.load_octets_f32::<0>(p), self.load_octets_f32::<1>(p)),
+                1 => self.pair(self.load_octets_f32::<2>(p), self.load_octets_f32::<3>(p)),
+                2 => self.pair(self.load_octets_f32::<4>(p), self.load_octets_f32::<5>(p)),
+                _ => self.pair(self.load_octets_f32::<6>(p), self.load_octets_f32::<7>(p)),
+            }
+        }
+    }
     /// # Safety
     /// Four bytes must be readable.
     unsafe fn load_two(self, p: *const u8) -> Self::Two;

@@ -11,6 +11,8 @@
 
 use std::arch::x86_64::*;
 
+use super::avx2_parts::SHORT_STEPS;
+use crate::cpu::product::octet_half;
 use crate::cpu::simd::{Kernel, Simd};
 
 /// Runs `kernel` with AVX2.
@@ -39,55 +41,6 @@ pub(crate) struct Avx2<const VNNI: bool>(pub(super) ());
 type F = [__m256; 2];
 type I = [__m256i; 2];
 
-impl<const VNNI: bool> Avx2<VNNI> {
-    #[inline(always)]
-    fn widen_bf16(self, v: __m256i) -> F {
-        unsafe {
-            let low = _mm256_cvtepu16_epi32(_mm256_castsi256_si128(v));
-            let high = _mm256_cvtepu16_epi32(_mm256_extracti128_si256::<1>(v));
-            [low, high].map(|half| _mm256_castsi256_ps(_mm256_slli_epi32::<16>(half)))
-        }
-    }
-
-    #[inline(always)]
-    fn narrow_bf16(self, v: __m256) -> __m256i {
-        unsafe {
-            let bits = _mm256_castps_si256(v);
-            let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
-            let rounded = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
-            let nan = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(v, v));
-            let quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x0040_0000));
-            _mm256_srli_epi32::<16>(_mm256_blendv_epi8(rounded, quiet, nan))
-        }
-    }
-
-    /// Adds the four products of each lane. The magnitudes of the weights meet the activations with the signs
-    /// of the weights: two products, at most 2 * 128 * 127, fit 16 bits. An activation of -128 has no
-    /// opposite: such rows are for another level (`linear.rs`).
-    #[inline(always)]
-    fn add_products(self, acc: __m256i, weights: __m256i, four: __m256i) -> __m256i {
-        unsafe {
-            let signed = _mm256_sign_epi8(four, weights);
-            let pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(weights), signed);
-            _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
-        }
-    }
-
-    /// Byte `C % 4` of each lane.
-    #[inline(always)]
-    fn byte_to_f32<const C: usize>(self, v: __m256i) -> __m256 {
-        unsafe {
-            let top = match C % 4 {
-                0 => _mm256_slli_epi32::<24>(v),
-                1 => _mm256_slli_epi32::<16>(v),
-                2 => _mm256_slli_epi32::<8>(v),
-                _ => v,
-            };
-            _mm256_cvtepi32_ps(_mm256_srai_epi32::<24>(top))
-        }
-    }
-}
-
 impl<const VNNI: bool> Simd for Avx2<VNNI> {
     type F = F;
     type I = I;
@@ -103,6 +56,9 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     const ROWS: usize = 6;
     const INT_ROWS: usize = if VNNI { 6 } else { 4 };
     const TILES: usize = 1;
+    const TILES_OF_ONE: usize = 4;
+    const INT_TILES_OF_ONE: usize = 1;
+    const OCTET_STEPS: usize = if VNNI { 2 } else { SHORT_STEPS };
 
     #[inline(always)]
     fn call<K: Kernel>(self, kernel: K) -> K::Output {
@@ -196,12 +152,11 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     #[inline(always)]
     unsafe fn load_octets_f32<const C: usize>(self, p: *const u8) -> F {
         unsafe {
-            let [low, high] = if C < 4 {
-                self.load_octets::<false>(p)
-            } else {
-                self.load_octets::<true>(p)
-            };
-            [self.byte_to_f32::<C>(low), self.byte_to_f32::<C>(high)]
+            let (low, high) = (p.cast(), p.add(32).cast());
+            [
+                self.nibble_to_f32::<C>(_mm256_loadu_si256(low), 0),
+                self.nibble_to_f32::<C>(_mm256_loadu_si256(high), 1),
+            ]
         }
     }
 
@@ -349,17 +304,21 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     }
 
     #[inline(always)]
+    unsafe fn store_quads(self, p: *mut u8, v: [__m256i; 2]) {
+        unsafe {
+            _mm256_storeu_si256(p.cast(), v[0]);
+            _mm256_storeu_si256(p.add(32).cast(), v[1]);
+        }
+    }
+
+    #[inline(always)]
     unsafe fn load_octets<const HIGH: bool>(self, p: *const u8) -> [__m256i; 2] {
         unsafe {
             let [mut low, mut high] = self.load_quads(p);
             if HIGH {
                 (low, high) = (_mm256_srli_epi16::<4>(low), _mm256_srli_epi16::<4>(high));
             }
-            let (mask, eight) = (_mm256_set1_epi8(15), _mm256_set1_epi8(8));
-            [
-                _mm256_sub_epi8(_mm256_and_si256(low, mask), eight),
-                _mm256_sub_epi8(_mm256_and_si256(high, mask), eight),
-            ]
+            [self.nibbles(low), self.nibbles(high)]
         }
     }
 
@@ -371,10 +330,18 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     #[inline(always)]
     unsafe fn start(self, weight_sums: *const i32) -> [__m256i; 2] {
         unsafe {
-            let zero = _mm256_setzero_si256();
-            if !VNNI {
-                return [zero; 2];
+            if VNNI {
+                self.start_octets(weight_sums)
+            } else {
+                [_mm256_setzero_si256(); 2]
             }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn start_octets(self, weight_sums: *const i32) -> [__m256i; 2] {
+        unsafe {
+            let zero = _mm256_setzero_si256();
             // The activations are taken as q + 128: take 128 times the sum of the weights off.
             let low = _mm256_slli_epi32::<7>(_mm256_loadu_si256(weight_sums.cast()));
             let high = _mm256_slli_epi32::<7>(_mm256_loadu_si256(weight_sums.add(8).cast()));
@@ -396,6 +363,51 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     }
 
     #[inline(always)]
+    fn dot_octets(self, acc: [__m256i; 2], weights: [__m256i; 2], four: __m256i) -> [__m256i; 2] {
+        if VNNI {
+            return self.dot(acc, weights, four);
+        }
+        let four = self.unsigned(four);
+        [
+            self.add_pairs(acc[0], self.nibble_products(weights[0], four)),
+            self.add_pairs(acc[1], self.nibble_products(weights[1], four)),
+        ]
+    }
+
+    #[inline(always)]
+    unsafe fn octet_steps<const R: usize, const T: usize>(
+        self,
+        acc: &mut [[[__m256i; 2]; T]; R],
+        tiles: [*const u8; T],
+        panel: *const u8,
+        stride: usize,
+        left: usize,
+    ) -> usize {
+        unsafe {
+            if VNNI || R <= 2 || left < SHORT_STEPS {
+                octet_half::<Self, R, T, false>(self, acc, tiles, panel);
+                octet_half::<Self, R, T, true>(self, acc, tiles, panel.add(stride));
+                return 1;
+            }
+            let mut short = [[[_mm256_setzero_si256(); 2]; T]; R];
+            for step in 0..SHORT_STEPS {
+                let tiles = tiles.map(|tile| tile.wrapping_add(64 * step));
+                let panel = panel.wrapping_add(2 * step * stride);
+                self.add_short::<R, T, false>(&mut short, tiles, panel);
+                self.add_short::<R, T, true>(&mut short, tiles, panel.wrapping_add(stride));
+            }
+            for r in 0..R {
+                for t in 0..T {
+                    for half in 0..2 {
+                        acc[r][t][half] = self.add_pairs(acc[r][t][half], short[r][t][half]);
+                    }
+                }
+            }
+            SHORT_STEPS
+        }
+    }
+
+    #[inline(always)]
     fn finish(self, acc: [__m256i; 2]) -> I {
         acc
     }
@@ -406,26 +418,8 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     }
 
     #[inline(always)]
-    unsafe fn load_quads_pairs<const U: usize>(self, p: *const u8) -> [F; 2] {
-        unsafe {
-            if U == 0 {
-                [self.load_quads_f32::<0>(p), self.load_quads_f32::<1>(p)]
-            } else {
-                [self.load_quads_f32::<2>(p), self.load_quads_f32::<3>(p)]
-            }
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn load_octets_pairs<const U: usize>(self, p: *const u8) -> [F; 2] {
-        unsafe {
-            match U {
-                0 => [self.load_octets_f32::<0>(p), self.load_octets_f32::<1>(p)],
-                1 => [self.load_octets_f32::<2>(p), self.load_octets_f32::<3>(p)],
-                2 => [self.load_octets_f32::<4>(p), self.load_octets_f32::<5>(p)],
-                _ => [self.load_octets_f32::<6>(p), self.load_octets_f32::<7>(p)],
-            }
-        }
+    fn pair(self, first: F, second: F) -> [F; 2] {
+        [first, second]
     }
 
     #[inline(always)]

@@ -62,15 +62,6 @@ impl<const BF16: bool> Avx512<BF16> {
             ]
         }
     }
-
-    /// Two floats that bf16 holds exactly as the halves of each lane.
-    #[inline(always)]
-    fn pair(self, first: __m512, second: __m512) -> __m512i {
-        unsafe {
-            let first = _mm512_srli_epi32::<16>(_mm512_castps_si512(first));
-            _mm512_or_si512(first, _mm512_castps_si512(second))
-        }
-    }
 }
 
 impl<const BF16: bool> Simd for Avx512<BF16> {
@@ -88,6 +79,8 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
     const ROWS: usize = 12;
     const INT_ROWS: usize = 12;
     const TILES: usize = 2;
+    const TILES_OF_ONE: usize = 4;
+    const INT_TILES_OF_ONE: usize = 4;
 
     #[inline(always)]
     fn call<K: Kernel>(self, kernel: K) -> K::Output {
@@ -281,6 +274,11 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
     }
 
     #[inline(always)]
+    unsafe fn store_quads(self, p: *mut u8, v: __m512i) {
+        unsafe { _mm512_storeu_si512(p.cast(), v) }
+    }
+
+    #[inline(always)]
     unsafe fn load_octets<const HIGH: bool>(self, p: *const u8) -> __m512i {
         unsafe {
             let mut v = _mm512_loadu_si512(p.cast());
@@ -322,13 +320,10 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
     }
 
     #[inline(always)]
-    unsafe fn load_quads_pairs<const U: usize>(self, p: *const u8) -> __m512i {
+    fn pair(self, first: __m512, second: __m512) -> __m512i {
         unsafe {
-            if U == 0 {
-                self.pair(self.load_quads_f32::<0>(p), self.load_quads_f32::<1>(p))
-            } else {
-                self.pair(self.load_quads_f32::<2>(p), self.load_quads_f32::<3>(p))
-            }
+            let first = _mm512_srli_epi32::<16>(_mm512_castps_si512(first));
+            _mm512_or_si512(first, _mm512_castps_si512(second))
         }
     }
 

@@ -1,6 +1,7 @@
 //! x86-64 levels.
 
 pub(crate) mod avx2;
+mod avx2_parts;
 pub(crate) mod avx512_bf16;
 pub(crate) mod avx512_vnni;
 pub(crate) mod avx_vnni;
