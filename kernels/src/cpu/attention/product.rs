@@ -1,5 +1,6 @@
 //! The products of prompts, in words of four bytes: floats, or pairs of bf16.
 
+use crate::cpu::product::one_by_one;
 use crate::cpu::simd::{LANES, Simd};
 
 use super::plan::TILE_ROWS;
@@ -141,6 +142,7 @@ pub(super) unsafe fn multiply<S: Simd, W: Word, const R: usize, const C: usize>(
                     }
                 }
             }
+            one_by_one::<S, C>();
         }
     }
     acc

@@ -270,37 +270,46 @@ impl<'a> TileRows<'a> {
     #[inline(always)]
     fn meet<S: Simd, W: Word, const PART: bool>(&mut self, s: S, block: &Block<'_>) {
         self.state.new.fill(f32::NEG_INFINITY);
+        let seen = block.seen.clone();
+        let (fours, eights) = (seen.start / 4 * 4..seen.end, seen.start / 8 * 8..seen.end);
         if !S::WIDE {
-            self.score::<S, W, PART, 1, 4>(s, block);
+            let (sixes, rest) = in_sixes(seen.start / 2 * 2..seen.end);
+            self.score::<S, W, PART, 1, 6>(s, block, sixes);
+            if rest.len() > 2 {
+                self.score::<S, W, PART, 1, 4>(s, block, rest);
+            } else {
+                self.score::<S, W, PART, 1, 2>(s, block, rest);
+            }
         } else if self.vectors == 4 {
-            self.score::<S, W, PART, 4, 4>(s, block);
+            self.score::<S, W, PART, 4, 4>(s, block, fours);
         } else if self.vectors == 3 {
-            self.score::<S, W, PART, 3, 4>(s, block);
+            self.score::<S, W, PART, 3, 4>(s, block, fours);
         } else if self.vectors == 2 {
-            self.score::<S, W, PART, 2, 8>(s, block);
+            self.score::<S, W, PART, 2, 8>(s, block, eights);
         } else {
-            self.score::<S, W, PART, 1, 8>(s, block);
+            self.score::<S, W, PART, 1, 8>(s, block, eights);
         }
         for vector in 0..self.vectors {
             self.soften::<S, W, PART>(s, block, vector);
         }
     }
 
-    /// The scores of all rows, and the largest of each in `new`.
+    /// The scores of all rows for some keys, and the largest of each in `new`.
     #[inline(always)]
     fn score<S: Simd, W: Word, const PART: bool, const R: usize, const C: usize>(
         &mut self,
         s: S,
         block: &Block<'_>,
+        keys: Range<usize>,
     ) {
         let pairs = self.job.cache.head_size.div_ceil(2);
         let scale = s.splat(self.job.scale);
-        for key in (block.seen.start / C * C..block.seen.end).step_by(C) {
-            block.prefetch(s, 0, key / C, KV_BLOCK / C);
-            block.prefetch(s, 1, key / C, KV_BLOCK / C);
+        for key in keys.step_by(C) {
+            block.prefetch(s, 0, key..key + C);
+            block.prefetch(s, 1, key..key + C);
             for at in (0..self.vectors * LANES).step_by(R * LANES) {
-                // SAFETY: the block has 64 keys of at least `pairs` pairs; `C` divides 64 and the vectors are
-                // a multiple of `R`.
+                // SAFETY: the block has 64 keys of at least `pairs` pairs, and whole `C` of them from the first
+                // one on; the vectors are a multiple of `R`.
                 unsafe {
                     let ones = Ones {
                         words: block.keys.add(key * block.stride),
@@ -407,16 +416,23 @@ impl<'a> TileRows<'a> {
     /// Adds the weighted values of a block to all rows.
     #[inline(always)]
     fn weigh<S: Simd, W: Word>(&mut self, s: S, block: &Block<'_>) {
+        let elements = 0..self.job.cache.head_size;
         if !S::WIDE {
-            self.weigh_by::<S, W, 1, 4>(s, block);
+            let (sixes, rest) = in_sixes(elements);
+            self.weigh_by::<S, W, 1, 6>(s, block, sixes);
+            if rest.len() > 2 {
+                self.weigh_by::<S, W, 1, 4>(s, block, rest);
+            } else {
+                self.weigh_by::<S, W, 1, 2>(s, block, rest);
+            }
         } else if self.vectors == 4 {
-            self.weigh_by::<S, W, 4, 4>(s, block);
+            self.weigh_by::<S, W, 4, 4>(s, block, elements);
         } else if self.vectors == 3 {
-            self.weigh_by::<S, W, 3, 4>(s, block);
+            self.weigh_by::<S, W, 3, 4>(s, block, elements);
         } else if self.vectors == 2 {
-            self.weigh_by::<S, W, 2, 8>(s, block);
+            self.weigh_by::<S, W, 2, 8>(s, block, elements);
         } else {
-            self.weigh_by::<S, W, 1, 8>(s, block);
+            self.weigh_by::<S, W, 1, 8>(s, block, elements);
         }
     }
 
@@ -425,13 +441,14 @@ impl<'a> TileRows<'a> {
         &mut self,
         s: S,
         block: &Block<'_>,
+        elements: Range<usize>,
     ) {
         let pairs = block.seen.start / 2..block.seen.end.div_ceil(2);
         let first = pairs.start * W::SPAN;
         for at in (0..self.vectors * LANES).step_by(R * LANES) {
-            for element in (0..self.job.cache.head_size).step_by(C) {
-                // SAFETY: rows of values and outputs are whole vectors, and `C` divides sixteen; there are
-                // weights of every pair that is seen some of.
+            for element in elements.clone().step_by(C) {
+                // SAFETY: rows of values and outputs are whole vectors, which hold whole `C` from the first
+                // element on; there are weights of every pair that is seen some of.
                 unsafe {
                     let ones = Ones {
                         words: self.values.as_ptr().add(first * self.width + element),
@@ -537,13 +554,21 @@ struct Block<'a> {
 }
 
 impl Block<'_> {
-    /// Asks for one part of `parts` of the next block.
+    /// Asks for what the next block has where these keys are in this one.
     #[inline(always)]
-    fn prefetch<S: Simd>(&self, s: S, side: usize, part: usize, parts: usize) {
+    fn prefetch<S: Simd>(&self, s: S, side: usize, keys: Range<usize>) {
         let Some(next) = self.next else { return };
         let (first, bytes) = next[side];
-        for at in (part * bytes / parts..(part + 1) * bytes / parts).step_by(64) {
+        for at in (keys.start * bytes / KV_BLOCK..keys.end * bytes / KV_BLOCK).step_by(64) {
             s.prefetch(first.wrapping_add(at));
         }
     }
+}
+
+/// Cuts a range from an even number on into sixes and what is left: with sixteen registers, six outputs at once
+/// hide how long a product takes.
+fn in_sixes(range: Range<usize>) -> (Range<usize>, Range<usize>) {
+    let even = range.len().next_multiple_of(2);
+    let border = range.start + even / 6 * 6;
+    (range.start..border, border..range.end.max(border))
 }
