@@ -140,23 +140,7 @@ impl<'a> Loader<'a> {
         let plan = self.options.vision;
         let format = plan.linear_format(self.float_type(&source));
         let mut weights = self.weights(&weight, format, n, k)?;
-        // A kernel's row is several rows of the file.
-        let (cols, parts) = (source.cols(), k / source.cols());
-        let read = |row: usize, out: &mut [f32]| {
-            for (part, out) in out.chunks_exact_mut(cols).enumerate() {
-                source.read_row(row * parts + part, out);
-            }
-        };
-        if self.contents {
-            let clip_percentile = plan.clip_percentile;
-            let rows = RowSource::Floats {
-                read: &read,
-                clip_percentile,
-            };
-            let filled = self.backend.fill_weights(&mut weights, 0, n, rows);
-            filled.map_err(|error| self.refused(&weight, &error))?;
-            self.advance(source.nbytes());
-        }
+        self.fill_clipped(&mut weights, 0, (&source, &weight), plan.clip_percentile)?;
         let values = self.vector(&bias, n)?;
         self.backend.set_bias(&mut weights, 0, &values)?;
         Ok(Linear::new(weights, plan.scheme.prompt_activations()))
@@ -232,16 +216,43 @@ impl<'a> Loader<'a> {
         source: &TensorSource<'_>,
         name: &str,
     ) -> Result<()> {
+        let clip_percentile = self.options.quantization.clip_percentile;
+        self.fill_clipped(weights, row, (source, name), clip_percentile)
+    }
+
+    /// Fills all rows that a tensor has for weights of `k` columns.
+    fn fill_clipped(
+        &mut self,
+        weights: &mut Weights,
+        first: usize,
+        (source, name): (&TensorSource<'_>, &str),
+        clip_percentile: Option<f64>,
+    ) -> Result<()> {
         if !self.contents {
             return Ok(());
         }
-        let read = |row: usize, out: &mut [f32]| source.read_row(row, out);
-        let clip_percentile = self.options.quantization.clip_percentile;
-        let rows = RowSource::Floats {
-            read: &read,
-            clip_percentile,
+        let k = weights.k();
+        // A row of the weights may be several rows of the file.
+        let (cols, parts) = (source.cols(), k / source.cols());
+        let read = |row: usize, out: &mut [f32]| {
+            for (part, out) in out.chunks_exact_mut(cols).enumerate() {
+                source.read_row(row * parts + part, out);
+            }
         };
-        let filled = self.backend.fill_weights(weights, row, source.rows(), rows);
+        let stored = |row: usize| source.float_row(row, k);
+        let rows = match source.float_rows(k) {
+            Some(dtype) => RowSource::Stored {
+                dtype,
+                rows: &stored,
+                clip_percentile,
+            },
+            None => RowSource::Floats {
+                read: &read,
+                clip_percentile,
+            },
+        };
+        let count = source.rows() / parts;
+        let filled = self.backend.fill_weights(weights, first, count, rows);
         filled.map_err(|error| self.refused(name, &error))?;
         self.advance(source.nbytes());
         Ok(())
