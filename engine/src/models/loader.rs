@@ -45,7 +45,8 @@ pub(crate) struct Loader<'a> {
     checkpoint: &'a Checkpoint,
     backend: &'a dyn Backend,
     options: &'a LoadOptions,
-    progress: &'a mut dyn FnMut(Progress),
+    /// Hears how far it is; false ends it.
+    watch: &'a mut dyn FnMut(Progress) -> bool,
     done: usize,
     total: usize,
     /// Whether weights are read, or only their memory laid out.
@@ -57,7 +58,7 @@ impl<'a> Loader<'a> {
         checkpoint: &'a Checkpoint,
         backend: &'a dyn Backend,
         options: &'a LoadOptions,
-        progress: &'a mut dyn FnMut(Progress),
+        watch: &'a mut dyn FnMut(Progress) -> bool,
     ) -> Self {
         let tensors = &checkpoint.tensors;
         let sizes = tensors
@@ -69,7 +70,7 @@ impl<'a> Loader<'a> {
             checkpoint,
             backend,
             options,
-            progress,
+            watch,
             done: 0,
             total,
             contents: true,
@@ -100,7 +101,7 @@ impl<'a> Loader<'a> {
             let what = format!("has {value}, expected finite numbers");
             return Err(Error::tensor(self.checkpoint.tensors.path(), name, what));
         }
-        self.advance(source.nbytes());
+        self.advance(source.nbytes())?;
         Ok(values)
     }
 
@@ -149,7 +150,7 @@ impl<'a> Loader<'a> {
     /// A matrix of floats that stays on the host.
     pub(crate) fn matrix(&mut self, name: &str, n: usize, k: usize) -> Result<Vec<f32>> {
         let source = self.checkpoint.tensors.require(name, &[n, k])?;
-        self.advance(source.nbytes());
+        self.advance(source.nbytes())?;
         Ok(if self.contents {
             source.read_all()
         } else {
@@ -254,16 +255,17 @@ impl<'a> Loader<'a> {
         let count = source.rows() / parts;
         let filled = self.backend.fill_weights(weights, first, count, rows);
         filled.map_err(|error| self.refused(name, &error))?;
-        self.advance(source.nbytes());
-        Ok(())
+        self.advance(source.nbytes())
     }
 
-    fn advance(&mut self, bytes: usize) {
+    fn advance(&mut self, bytes: usize) -> Result<()> {
         self.done += bytes;
-        (self.progress)(Progress {
-            done: self.done,
-            total: self.total,
-        });
+        let (done, total) = (self.done, self.total);
+        if (self.watch)(Progress { done, total }) {
+            Ok(())
+        } else {
+            Err(Error::Cancelled)
+        }
     }
 
     /// The float type that keeps a tensor as it is; packed ones become the activations' type.
