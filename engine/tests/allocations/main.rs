@@ -2,13 +2,14 @@
 //! in generation, in every scheme, on one thread and on several.
 //!
 //! A program of its own, for the counter sees what every thread of the process does, those of a test harness
-//! too.
+//! too. What is measured in seconds is here as well: no other test runs beside it.
 #![expect(clippy::print_stdout, reason = "a test program reports on stdout")]
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
 mod long;
 #[path = "../../../testdata/recipe.rs"]
 mod recipe;
+mod rows;
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::path::Path;
@@ -110,6 +111,7 @@ fn main() {
     }
     many_sequences(&checkpoint);
     long::check(&checkpoint);
+    rows::check();
     let mut fresh = process::Command::new(env::current_exe().unwrap());
     assert!(fresh.arg(MEMORY).arg(&folder).status().unwrap().success());
     fs::remove_dir_all(&folder).unwrap();
