@@ -476,13 +476,17 @@ impl Interleave<'_> {
             s.store(lanes.as_mut_ptr().cast(), column);
             for lane in self.filled.clone() {
                 if !halves {
-                    out.cast::<u32>().add(lane).write(lanes[lane].to_le());
+                    out.cast::<[u8; 4]>()
+                        .add(lane)
+                        .write(lanes[lane].to_le_bytes());
                     continue;
                 }
                 let [first, second] = [lanes[lane] as u16, (lanes[lane] >> 16) as u16];
-                out.cast::<u16>().add(lane).write(first.to_le());
+                out.cast::<[u8; 2]>().add(lane).write(first.to_le_bytes());
                 if 2 * word + 1 < self.target.k {
-                    out.cast::<u16>().add(LANES + lane).write(second.to_le());
+                    out.cast::<[u8; 2]>()
+                        .add(LANES + lane)
+                        .write(second.to_le_bytes());
                 }
             }
         }
