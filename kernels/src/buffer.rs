@@ -2,6 +2,7 @@
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::{fmt, slice};
 
 use memmap2::MmapMut;
@@ -53,6 +54,55 @@ impl Buffer {
     }
 }
 
+/// Where the buffers of a backend's weights lie together, so that small ones too are in large pages. Memory is given
+/// back when the last buffer of a stretch is dropped.
+#[derive(Debug, Default)]
+pub(crate) struct Slab {
+    current: Mutex<Stretch>,
+}
+
+impl Slab {
+    /// `bytes` of zeroed memory, as [`Buffer::host`] gives.
+    pub(crate) fn buffer(&self, bytes: usize) -> Result<Buffer> {
+        if bytes == 0 || bytes > STRETCH / 4 {
+            return Buffer::host(bytes);
+        }
+        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        let size = bytes.next_multiple_of(ALIGN);
+        let room = current
+            .memory
+            .upgrade()
+            .filter(|_| size <= STRETCH - current.used);
+        let stretch = if let Some(stretch) = room {
+            stretch
+        } else {
+            let stretch = Arc::new(HostBuffer::mapped(STRETCH)?);
+            *current = Stretch {
+                memory: Arc::downgrade(&stretch),
+                used: 0,
+            };
+            stretch
+        };
+        // SAFETY: the stretch has that many bytes more.
+        let pointer = unsafe { stretch.pointer.add(current.used) };
+        current.used += size;
+        Ok(Buffer {
+            host: HostBuffer {
+                pointer,
+                len: bytes,
+                memory: Memory::Part { _of: stretch },
+            },
+        })
+    }
+}
+
+/// Memory of which parts are given out, one after the other and each once.
+#[derive(Debug, Default)]
+struct Stretch {
+    memory: Weak<HostBuffer>,
+    used: usize,
+}
+
 /// A zeroed allocation and the aligned memory in it.
 ///
 /// An allocator asked for zeroed memory of a large alignment writes all of it; asked for an ordinary one, it
@@ -68,11 +118,13 @@ struct HostBuffer {
 enum Memory {
     /// `pointer` lies `offset` bytes in.
     Allocated { offset: usize, layout: Layout },
+    /// A part of memory that others have parts of too.
+    Part { _of: Arc<HostBuffer> },
     /// Unmapped when it is dropped.
     Mapped { _map: MmapMut },
 }
 
-// SAFETY: the allocation is owned and reached only through `&self` and `&mut self`.
+// SAFETY: the allocation, or the part of one that nobody else was given, is owned and reached only through `&self` and `&mut self`.
 unsafe impl Send for HostBuffer {}
 // SAFETY: shared access only reads.
 unsafe impl Sync for HostBuffer {}
@@ -158,6 +210,8 @@ fn refused(len: usize) -> Error {
 
 /// Alignment of every allocation: a cache line, and the widest vector register.
 const ALIGN: usize = 64;
+/// Bytes that are mapped for buffers to lie in together; larger buffers than a quarter have mappings of their own.
+const STRETCH: usize = 32 << 20;
 /// An alignment that every allocator gives without being asked.
 const ORDINARY_ALIGN: usize = 8;
 
@@ -183,6 +237,51 @@ mod tests {
         assert!(buffer.as_slice::<u8>().iter().all(|&byte| byte == 0));
         buffer.as_mut_slice::<u8>()[LARGE_FROM] = 1;
         assert_eq!(buffer.as_slice::<u8>()[LARGE_FROM], 1);
+    }
+
+    #[test]
+    fn parts_of_a_stretch_are_zeroed_and_apart_and_end_with_the_last() {
+        let slab = Slab::default();
+        let sizes = [
+            1,
+            64,
+            100,
+            STRETCH / 4,
+            STRETCH / 4,
+            STRETCH / 4,
+            STRETCH / 4,
+            7,
+        ];
+        let mut buffers = sizes.map(|size| slab.buffer(size).unwrap());
+        let mut taken = Vec::new();
+        for (i, (buffer, size)) in buffers.iter_mut().zip(sizes).enumerate() {
+            let bytes = buffer.as_mut_slice::<u8>();
+            assert_eq!((bytes.len(), bytes.as_ptr() as usize % ALIGN), (size, 0));
+            assert!(bytes.iter().all(|&byte| byte == 0), "buffer {i}");
+            bytes.fill(i as u8 + 1);
+            taken.push(bytes.as_ptr_range());
+        }
+        taken.sort_unstable_by_key(|range| range.start);
+        assert!(taken.windows(2).all(|pair| pair[0].end <= pair[1].start));
+        for (i, buffer) in buffers.iter().enumerate() {
+            assert!(
+                buffer
+                    .as_slice::<u8>()
+                    .iter()
+                    .all(|&byte| byte == i as u8 + 1)
+            );
+        }
+        let [first, .., last] = buffers;
+        assert!(matches!(first.host.memory, Memory::Part { .. }));
+        drop(first);
+        assert_eq!(
+            slab.current.lock().unwrap().memory.strong_count(),
+            2,
+            "two parts of the second"
+        );
+        drop(last);
+        assert_eq!(slab.current.lock().unwrap().memory.strong_count(), 1);
+        assert!(slab.buffer(0).unwrap().is_empty());
     }
 
     #[test]

@@ -24,6 +24,18 @@ pub(crate) fn check_percentile(percentile: Option<f64>) -> Result<()> {
     }
 }
 
+/// Refuses a stored row that is no `k` floats.
+pub(crate) fn check_stored(dtype: DType, k: usize, stored: &[u8]) -> Result<()> {
+    if dtype.is_float() && stored.len() == k * dtype.size() {
+        return Ok(());
+    }
+    let found = stored.len();
+    refuse(
+        "weights",
+        format!("a stored row of {found} bytes of {dtype}, expected {k} floats"),
+    )
+}
+
 /// Refuses a row of integers, or scales, that the format cannot hold; tells whether it has a -128.
 pub(crate) fn check_integers(format: Format, row: usize, q: &[i8], scales: &[f32]) -> Result<bool> {
     if let Some(scale) = scales.iter().find(|scale| !scale.is_finite()) {

@@ -32,4 +32,4 @@ pub use reference::ReferenceBackend;
 pub use rope::{RopeConfig, RopeScaling, RopeTable};
 pub use rows::QuantizedRows;
 pub use tensor::{Tensor, TensorMut, TensorRef};
-pub use weights::{ReadFloats, ReadIntegers, RowSource, Weights};
+pub use weights::{ReadFloats, ReadIntegers, RowSource, StoredRows, Weights};

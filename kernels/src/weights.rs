@@ -1,6 +1,7 @@
 //! The weights of a linear layer in a backend's tile layout, and where their rows come from.
 
 use crate::buffer::Buffer;
+use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::quant::Format;
 
@@ -80,6 +81,9 @@ pub type ReadFloats<'a> = &'a (dyn Fn(usize, &mut [f32]) + Sync);
 /// Reads row `.0` of an integer matrix into `.1` (`k` values) and its scales into `.2` (one per group).
 pub type ReadIntegers<'a> = &'a (dyn Fn(usize, &mut [i8], &mut [f32]) + Sync);
 
+/// The bytes of row `.0` of a float matrix, as they are stored: little-endian, at any address.
+pub type StoredRows<'a> = &'a (dyn Fn(usize) -> &'a [u8] + Sync);
+
 /// Where rows of weights come from. Rows are asked for one at a time, from several threads at once.
 #[derive(Clone, Copy)]
 pub enum RowSource<'a> {
@@ -95,4 +99,28 @@ pub enum RowSource<'a> {
         /// Reads one row.
         read: ReadIntegers<'a>,
     },
+    /// Float rows where they lie, in a mapped file for instance; otherwise as [`RowSource::Floats`].
+    Stored {
+        /// The type of their elements.
+        dtype: DType,
+        /// One row.
+        rows: StoredRows<'a>,
+        /// As for [`RowSource::Floats`].
+        clip_percentile: Option<f64>,
+    },
+}
+
+impl RowSource<'_> {
+    /// The percentile of the magnitudes that replaces the maximum, if any.
+    pub(crate) fn clip_percentile(self) -> Option<f64> {
+        match self {
+            Self::Floats {
+                clip_percentile, ..
+            }
+            | Self::Stored {
+                clip_percentile, ..
+            } => clip_percentile,
+            Self::Integers { .. } => None,
+        }
+    }
 }

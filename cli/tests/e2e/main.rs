@@ -22,4 +22,5 @@ mod process;
 #[path = "../../../testdata/recipe.rs"]
 mod recipe;
 mod snapshots;
+mod startup;
 mod support;

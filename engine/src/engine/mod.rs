@@ -1,15 +1,20 @@
 //! A model with its words: from a prompt to a text.
 
+mod opening;
 mod request;
 mod text_side;
 mod vision_side;
 
+use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use cider_kernels::Backend;
 
+use self::opening::Opening;
 use self::request::Output;
 pub use self::request::{Cancel, Event, Generation, Request};
 pub use self::text_side::TextSide;
@@ -31,6 +36,25 @@ pub struct EngineOptions {
     pub runner: RunnerOptions,
     /// A chat template that replaces the model's.
     pub chat_template: Option<PathBuf>,
+}
+
+/// What a checkpoint has beside its weights.
+struct Words {
+    vision: Option<VisionSide>,
+    text: TextSide,
+    /// How long it took.
+    time: Duration,
+}
+
+impl Words {
+    fn open(checkpoint: &Checkpoint, template: Option<&Path>) -> Result<Self> {
+        let started = Instant::now();
+        Ok(Self {
+            vision: VisionSide::open(checkpoint)?,
+            text: TextSide::read(checkpoint, template)?,
+            time: started.elapsed(),
+        })
+    }
 }
 
 /// A model that answers.
@@ -76,10 +100,34 @@ impl Engine {
         options: &EngineOptions,
         progress: &mut dyn FnMut(Progress),
     ) -> Result<Self> {
+        let started = Instant::now();
         let checkpoint = Checkpoint::open(path)?;
-        let vision = VisionSide::open(&checkpoint)?;
-        let text = TextSide::open(&checkpoint, options.chat_template.as_deref())?;
-        let runner = Runner::load(&checkpoint, backend, &options.runner, progress)?;
+        let files = started.elapsed();
+        // The words are read beside the weights; where they fail, the weights need not be read to their end.
+        let failed = AtomicBool::new(false);
+        let (words, loaded) = thread::scope(|scope| {
+            let words = scope.spawn(|| {
+                let words = Words::open(&checkpoint, options.chat_template.as_deref());
+                failed.store(words.is_err(), Ordering::Relaxed);
+                words
+            });
+            let loaded = Runner::load_watched(&checkpoint, backend, &options.runner, &mut |done| {
+                progress(done);
+                !failed.load(Ordering::Relaxed)
+            });
+            let words = words.join();
+            (words.unwrap_or_else(|panic| resume_unwind(panic)), loaded)
+        });
+        let Words { vision, text, time } = words?;
+        let (runner, load) = loaded?;
+        text.log();
+        let opening = Opening {
+            files,
+            words: time,
+            load,
+            all: started.elapsed(),
+        };
+        opening.log();
         let last = Sequence::new(&[], runner.context());
         Ok(Self {
             runner,

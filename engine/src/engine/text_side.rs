@@ -25,6 +25,13 @@ impl TextSide {
     /// # Errors
     /// When the tokenizer or the template is missing, damaged or not supported.
     pub fn open(checkpoint: &Checkpoint, chosen: Option<&Path>) -> Result<Self> {
+        let text = Self::read(checkpoint, chosen)?;
+        text.log();
+        Ok(text)
+    }
+
+    /// The same, without a word.
+    pub(super) fn read(checkpoint: &Checkpoint, chosen: Option<&Path>) -> Result<Self> {
         let (tokenizer, template) = match checkpoint.gguf_metadata() {
             Some(metadata) => {
                 let embedded = metadata.string("tokenizer.chat_template")?;
@@ -38,11 +45,6 @@ impl TextSide {
                 ChatTemplate::find(Some(&checkpoint.path), chosen, None)?,
             ),
         };
-        if let Some(template) = &template {
-            tracing::info!("chat template: {}", template.source_name());
-        } else {
-            tracing::warn!("no chat template: chats need --chat-template");
-        }
         let turn_end = template
             .as_ref()
             .and_then(|template| template.turn_end(&tokenizer));
@@ -53,6 +55,15 @@ impl TextSide {
             template,
             end_tokens,
         })
+    }
+
+    /// Says in the log which chat template there is.
+    pub(super) fn log(&self) {
+        if let Some(template) = &self.template {
+            tracing::info!("chat template: {}", template.source_name());
+        } else {
+            tracing::warn!("no chat template: chats need --chat-template");
+        }
     }
 
     /// The tokens of a chat. Message text is plain text: control tokens that it spells out are none.

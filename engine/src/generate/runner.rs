@@ -1,6 +1,7 @@
 //! The runner: steps of several sequences through a model.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use cider_kernels::{Backend, DType};
 
@@ -60,6 +61,17 @@ impl Default for RunnerOptions {
     }
 }
 
+/// What loading took.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct LoadTimes {
+    /// Reading, quantising and packing the weights, and making tables.
+    pub(crate) weights: Duration,
+    /// Bytes of the weights as they are stored.
+    pub(crate) bytes: usize,
+    /// Cache and working memory.
+    pub(crate) memory: Duration,
+}
+
 /// A model with its cache and working memory.
 #[derive(Debug)]
 pub struct Runner {
@@ -85,6 +97,20 @@ impl Runner {
         options: &RunnerOptions,
         progress: &mut dyn FnMut(Progress),
     ) -> Result<Self> {
+        let mut watch = |done| {
+            progress(done);
+            true
+        };
+        Ok(Self::load_watched(checkpoint, backend, options, &mut watch)?.0)
+    }
+
+    /// The same, telling what it took; `watch` hears how far it is, and ends it with false.
+    pub(crate) fn load_watched(
+        checkpoint: &Checkpoint,
+        backend: Arc<dyn Backend>,
+        options: &RunnerOptions,
+        watch: &mut dyn FnMut(Progress) -> bool,
+    ) -> Result<(Self, LoadTimes)> {
         let config = &checkpoint.config;
         let (dtype, rows) = (options.dtype, options.rows.max(1));
         if !matches!(dtype, DType::Bf16 | DType::F32) {
@@ -99,7 +125,14 @@ impl Runner {
             positions: context,
             dtype,
         };
-        let model = models::load(checkpoint, &*backend, &load, progress)?;
+        let started = Instant::now();
+        let mut bytes = 0;
+        let mut watch = |progress: Progress| {
+            bytes = progress.done;
+            watch(progress)
+        };
+        let model = models::load(checkpoint, &*backend, &load, &mut watch)?;
+        let weights = started.elapsed();
         let sizes = Sizes {
             rows,
             logits: options.logits,
@@ -108,7 +141,7 @@ impl Runner {
         let cache_tokens = options.cache_tokens.unwrap_or(context);
         let cache_types = cache_types(config, options);
         let cache = KvCache::new(config, cache_types, cache_tokens)?;
-        Ok(Self {
+        let runner = Self {
             arena: Arena::new(&*backend, config, sizes)?,
             batch: Batch::with_capacity(rows, cache.free_blocks(), config.rope_axes()),
             cache,
@@ -118,7 +151,13 @@ impl Runner {
             context,
             backend,
             model,
-        })
+        };
+        let times = LoadTimes {
+            weights,
+            bytes,
+            memory: started.elapsed().saturating_sub(weights),
+        };
+        Ok((runner, times))
     }
 
     /// The shape of the model.

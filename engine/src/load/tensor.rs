@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use cider_kernels::MappedFile;
+use cider_kernels::{DType, MappedFile};
 
 use super::blocks;
 use crate::error::{Error, Result};
@@ -200,6 +200,26 @@ impl<'a> TensorSource<'a> {
     #[must_use]
     pub fn row_bytes(&self, row: usize) -> &'a [u8] {
         let stride = self.encoding.row_bytes(self.cols());
+        let stored = self.order.stored_index(row, self.rows());
+        &self.bytes[stored * stride..][..stride]
+    }
+
+    /// The type of rows of `cols` values that can be taken from where they lie: they are floats, and one row follows
+    /// the other or they are the tensor's own.
+    pub(crate) fn float_rows(&self, cols: usize) -> Option<DType> {
+        let dtype = match self.encoding {
+            Encoding::F32 => DType::F32,
+            Encoding::F16 => DType::F16,
+            Encoding::Bf16 => DType::Bf16,
+            _ => return None,
+        };
+        let plain = self.order == RowOrder::AsStored || (cols == self.cols() && self.rows() > 1);
+        plain.then_some(dtype)
+    }
+
+    /// Row `row` of rows of `cols` values, where [`TensorSource::float_rows`] knows them.
+    pub(crate) fn float_row(&self, row: usize, cols: usize) -> &'a [u8] {
+        let stride = self.encoding.row_bytes(cols);
         let stored = self.order.stored_index(row, self.rows());
         &self.bytes[stored * stride..][..stride]
     }

@@ -45,7 +45,8 @@ pub(crate) struct Loader<'a> {
     checkpoint: &'a Checkpoint,
     backend: &'a dyn Backend,
     options: &'a LoadOptions,
-    progress: &'a mut dyn FnMut(Progress),
+    /// Hears how far it is; false ends it.
+    watch: &'a mut dyn FnMut(Progress) -> bool,
     done: usize,
     total: usize,
     /// Whether weights are read, or only their memory laid out.
@@ -57,7 +58,7 @@ impl<'a> Loader<'a> {
         checkpoint: &'a Checkpoint,
         backend: &'a dyn Backend,
         options: &'a LoadOptions,
-        progress: &'a mut dyn FnMut(Progress),
+        watch: &'a mut dyn FnMut(Progress) -> bool,
     ) -> Self {
         let tensors = &checkpoint.tensors;
         let sizes = tensors
@@ -69,7 +70,7 @@ impl<'a> Loader<'a> {
             checkpoint,
             backend,
             options,
-            progress,
+            watch,
             done: 0,
             total,
             contents: true,
@@ -100,7 +101,7 @@ impl<'a> Loader<'a> {
             let what = format!("has {value}, expected finite numbers");
             return Err(Error::tensor(self.checkpoint.tensors.path(), name, what));
         }
-        self.advance(source.nbytes());
+        self.advance(source.nbytes())?;
         Ok(values)
     }
 
@@ -140,23 +141,7 @@ impl<'a> Loader<'a> {
         let plan = self.options.vision;
         let format = plan.linear_format(self.float_type(&source));
         let mut weights = self.weights(&weight, format, n, k)?;
-        // A kernel's row is several rows of the file.
-        let (cols, parts) = (source.cols(), k / source.cols());
-        let read = |row: usize, out: &mut [f32]| {
-            for (part, out) in out.chunks_exact_mut(cols).enumerate() {
-                source.read_row(row * parts + part, out);
-            }
-        };
-        if self.contents {
-            let clip_percentile = plan.clip_percentile;
-            let rows = RowSource::Floats {
-                read: &read,
-                clip_percentile,
-            };
-            let filled = self.backend.fill_weights(&mut weights, 0, n, rows);
-            filled.map_err(|error| self.refused(&weight, &error))?;
-            self.advance(source.nbytes());
-        }
+        self.fill_clipped(&mut weights, 0, (&source, &weight), plan.clip_percentile)?;
         let values = self.vector(&bias, n)?;
         self.backend.set_bias(&mut weights, 0, &values)?;
         Ok(Linear::new(weights, plan.scheme.prompt_activations()))
@@ -165,7 +150,7 @@ impl<'a> Loader<'a> {
     /// A matrix of floats that stays on the host.
     pub(crate) fn matrix(&mut self, name: &str, n: usize, k: usize) -> Result<Vec<f32>> {
         let source = self.checkpoint.tensors.require(name, &[n, k])?;
-        self.advance(source.nbytes());
+        self.advance(source.nbytes())?;
         Ok(if self.contents {
             source.read_all()
         } else {
@@ -232,27 +217,55 @@ impl<'a> Loader<'a> {
         source: &TensorSource<'_>,
         name: &str,
     ) -> Result<()> {
+        let clip_percentile = self.options.quantization.clip_percentile;
+        self.fill_clipped(weights, row, (source, name), clip_percentile)
+    }
+
+    /// Fills all rows that a tensor has for weights of `k` columns.
+    fn fill_clipped(
+        &mut self,
+        weights: &mut Weights,
+        first: usize,
+        (source, name): (&TensorSource<'_>, &str),
+        clip_percentile: Option<f64>,
+    ) -> Result<()> {
         if !self.contents {
             return Ok(());
         }
-        let read = |row: usize, out: &mut [f32]| source.read_row(row, out);
-        let clip_percentile = self.options.quantization.clip_percentile;
-        let rows = RowSource::Floats {
-            read: &read,
-            clip_percentile,
+        let k = weights.k();
+        // A row of the weights may be several rows of the file.
+        let (cols, parts) = (source.cols(), k / source.cols());
+        let read = |row: usize, out: &mut [f32]| {
+            for (part, out) in out.chunks_exact_mut(cols).enumerate() {
+                source.read_row(row * parts + part, out);
+            }
         };
-        let filled = self.backend.fill_weights(weights, row, source.rows(), rows);
+        let stored = |row: usize| source.float_row(row, k);
+        let rows = match source.float_rows(k) {
+            Some(dtype) => RowSource::Stored {
+                dtype,
+                rows: &stored,
+                clip_percentile,
+            },
+            None => RowSource::Floats {
+                read: &read,
+                clip_percentile,
+            },
+        };
+        let count = source.rows() / parts;
+        let filled = self.backend.fill_weights(weights, first, count, rows);
         filled.map_err(|error| self.refused(name, &error))?;
-        self.advance(source.nbytes());
-        Ok(())
+        self.advance(source.nbytes())
     }
 
-    fn advance(&mut self, bytes: usize) {
+    fn advance(&mut self, bytes: usize) -> Result<()> {
         self.done += bytes;
-        (self.progress)(Progress {
-            done: self.done,
-            total: self.total,
-        });
+        let (done, total) = (self.done, self.total);
+        if (self.watch)(Progress { done, total }) {
+            Ok(())
+        } else {
+            Err(Error::Cancelled)
+        }
     }
 
     /// The float type that keeps a tensor as it is; packed ones become the activations' type.

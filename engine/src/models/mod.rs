@@ -50,14 +50,14 @@ pub(crate) trait Model: Debug + Send + Sync {
     fn weight_bytes(&self) -> usize;
 }
 
-/// Loads the model of a checkpoint.
+/// Loads the model of a checkpoint; `watch` hears how far it is, and ends it with false.
 pub(crate) fn load(
     checkpoint: &Checkpoint,
     backend: &dyn Backend,
     options: &LoadOptions,
-    progress: &mut dyn FnMut(Progress),
+    watch: &mut dyn FnMut(Progress) -> bool,
 ) -> Result<Box<dyn Model>> {
-    assemble(Loader::new(checkpoint, backend, options, progress))
+    assemble(Loader::new(checkpoint, backend, options, watch))
 }
 
 /// What the weights of a checkpoint would become.
@@ -81,7 +81,7 @@ impl WeightPlan {
         backend: &dyn Backend,
         options: &LoadOptions,
     ) -> Result<Self> {
-        let mut ignore = |_| {};
+        let mut ignore = |_| true;
         let loader = Loader::new(checkpoint, backend, options, &mut ignore).without_contents();
         let mut model = assemble(loader)?;
         let bytes = model.weight_bytes();

@@ -2,12 +2,14 @@
 //! in generation, in every scheme, on one thread and on several.
 //!
 //! A program of its own, for the counter sees what every thread of the process does, those of a test harness
-//! too.
+//! too. What is measured in seconds is here as well: no other test runs beside it.
 #![expect(clippy::print_stdout, reason = "a test program reports on stdout")]
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail as tests do")]
 
+mod long;
 #[path = "../../../testdata/recipe.rs"]
 mod recipe;
+mod rows;
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::path::Path;
@@ -57,6 +59,12 @@ unsafe impl GlobalAlloc for Counting {
 static ALLOCATOR: Counting = Counting;
 
 fn main() {
+    let mut arguments = env::args_os().skip(1);
+    if arguments.next().is_some_and(|argument| argument == MEMORY) {
+        let folder = arguments.next().unwrap();
+        long::memory_grows_by_keys_and_values(&Checkpoint::open(Path::new(&folder)).unwrap());
+        return;
+    }
     let before = ALLOCATIONS.load(Ordering::Relaxed);
     drop(Box::new(std::hint::black_box(1)));
     assert!(
@@ -102,9 +110,16 @@ fn main() {
         }
     }
     many_sequences(&checkpoint);
+    long::check(&checkpoint);
+    rows::check();
+    let mut fresh = process::Command::new(env::current_exe().unwrap());
+    assert!(fresh.arg(MEMORY).arg(&folder).status().unwrap().success());
     fs::remove_dir_all(&folder).unwrap();
     println!("{checked} runners allocate nothing once they are warm");
 }
+
+/// The argument of a process of its own that looks at its memory.
+const MEMORY: &str = "--memory-of";
 
 /// A first sequence warms up, with one step of each kind. Then another is computed beside it, and goes on.
 fn check(mut runner: Runner, what: &str) {

@@ -3,9 +3,13 @@
 use half::{bf16, f16};
 
 use super::simd::Simd;
+use crate::dtype::DType;
 
 /// An element of rows or of the cache.
 pub(super) trait Element: Copy {
+    /// The type.
+    const DTYPE: DType;
+
     /// Sixteen of them as floats.
     ///
     /// # Safety
@@ -17,6 +21,8 @@ pub(super) trait Element: Copy {
 }
 
 impl Element for f32 {
+    const DTYPE: DType = DType::F32;
+
     #[inline(always)]
     unsafe fn load<S: Simd>(s: S, p: *const Self) -> S::F {
         // SAFETY: the caller promises sixteen.
@@ -30,6 +36,8 @@ impl Element for f32 {
 }
 
 impl Element for f16 {
+    const DTYPE: DType = DType::F16;
+
     #[inline(always)]
     unsafe fn load<S: Simd>(s: S, p: *const Self) -> S::F {
         // SAFETY: the caller promises sixteen.
@@ -43,6 +51,8 @@ impl Element for f16 {
 }
 
 impl Element for bf16 {
+    const DTYPE: DType = DType::Bf16;
+
     #[inline(always)]
     unsafe fn load<S: Simd>(s: S, p: *const Self) -> S::F {
         // SAFETY: the caller promises sixteen.
@@ -56,6 +66,8 @@ impl Element for bf16 {
 }
 
 impl Element for i8 {
+    const DTYPE: DType = DType::I8;
+
     #[inline(always)]
     unsafe fn load<S: Simd>(s: S, p: *const Self) -> S::F {
         // SAFETY: the caller promises sixteen.

@@ -18,6 +18,7 @@ mod caches;
 mod ceilings;
 mod element;
 mod elementwise;
+mod fill;
 mod float_tile;
 mod kv_append;
 mod linear;
@@ -47,6 +48,7 @@ use self::threads::Pool;
 use crate::backend::{
     AttentionArgs, Backend, Gelu, KvAppendArgs, LinearArgs, NormArgs, RopeArgs, RowsOut,
 };
+use crate::buffer::Slab;
 use crate::check::{check_read_integers, check_read_row};
 use crate::error::{Error, Result};
 use crate::quant::Format;
@@ -71,6 +73,8 @@ pub struct CpuBackend {
     jobs: AtomicU64,
     /// Bytes of the cache that each core has for itself.
     core_cache: usize,
+    /// Where weights lie.
+    slab: Slab,
     /// What parts of generated rows come to, until they are merged.
     partials: Mutex<Vec<f32>>,
 }
@@ -95,6 +99,7 @@ impl CpuBackend {
             reserved: AtomicUsize::new(0),
             jobs: AtomicU64::new(0),
             core_cache: caches::of_core(),
+            slab: Slab::default(),
             partials: Mutex::default(),
         })
     }
@@ -222,7 +227,7 @@ impl Backend for CpuBackend {
     }
 
     fn weights(&self, format: Format, n: usize, k: usize) -> Result<Weights> {
-        pack::zeroed(format, n, k)
+        pack::zeroed(&self.slab, format, n, k)
     }
 
     fn fill_weights(
@@ -232,7 +237,7 @@ impl Backend for CpuBackend {
         count: usize,
         source: RowSource<'_>,
     ) -> Result<()> {
-        pack::fill(self, weights, first, count, source)
+        fill::fill(self, weights, first, count, source)
     }
 
     fn set_bias(&self, weights: &mut Weights, first: usize, bias: &[f32]) -> Result<()> {

@@ -48,15 +48,3 @@ impl<'a, T: Element> Shared<'a, T> {
         unsafe { self.pointer.add(index).write(value) }
     }
 }
-
-impl Shared<'_, u8> {
-    /// Writes `N` bytes.
-    ///
-    /// # Safety
-    /// `start + N <= len`, and nobody else touches them.
-    pub(super) unsafe fn write_bytes<const N: usize>(self, start: usize, bytes: [u8; N]) {
-        debug_assert!(start + N <= self.len, "{start} + {N} of {}", self.len);
-        // SAFETY: the caller promises the range.
-        unsafe { self.at(start).cast::<[u8; N]>().write_unaligned(bytes) };
-    }
-}

@@ -100,6 +100,25 @@ impl Backend for ReferenceBackend {
                     let out = (&mut q[..], &mut scales[..]);
                     quantize_weights(format, clip_percentile, row, &floats, out)?;
                 }
+                (
+                    RowSource::Stored {
+                        dtype,
+                        rows,
+                        clip_percentile,
+                    },
+                    _,
+                ) => {
+                    check::check_stored(dtype, weights.k, rows(i))?;
+                    let read = |_: usize, out: &mut [f32]| {
+                        out.copy_from_slice(&widened(dtype, rows(i)));
+                    };
+                    let source = RowSource::Floats {
+                        read: &read,
+                        clip_percentile,
+                    };
+                    self.fill_weights(weights, row, 1, source)?;
+                    continue;
+                }
                 (RowSource::Integers { read }, format) => {
                     read(i, &mut q, &mut scales);
                     weights.has_minus_128 |= check::check_integers(format, row, &q, &scales)?;
@@ -426,6 +445,23 @@ fn store(out: &mut TensorMut<'_>, row: usize, y: &[f32]) -> Result<()> {
         _ => out.row_mut(row)?.copy_from_slice(y),
     }
     Ok(())
+}
+
+/// A stored row as f32.
+pub(crate) fn widened(dtype: DType, stored: &[u8]) -> Vec<f32> {
+    let pairs = || stored.as_chunks().0.iter();
+    match dtype {
+        DType::Bf16 => pairs()
+            .map(|&pair| bf16::from_le_bytes(pair).to_f32())
+            .collect(),
+        DType::F16 => pairs()
+            .map(|&pair| f16::from_le_bytes(pair).to_f32())
+            .collect(),
+        _ => {
+            let quads = stored.as_chunks().0.iter();
+            quads.map(|&quad| f32::from_le_bytes(quad)).collect()
+        }
+    }
 }
 
 /// Rounds to what `dtype` can hold.

@@ -83,6 +83,30 @@ fn integer_weights() -> Vec<Case> {
     cases.into()
 }
 
+/// Fills three rows of three columns with stored rows of `bytes` bytes; the second value of the last one has these bits.
+fn refuse_stored(
+    backend: &dyn Backend,
+    dtype: DType,
+    bytes: usize,
+    bits: u16,
+) -> Result<(), Failure> {
+    let mut weights = backend.weights(W8, 3, 3)?;
+    let [low, high] = bits.to_le_bytes();
+    let (good, bad) = ([0; 6], [0, 0, low, high, 0, 0]);
+    let source = RowSource::Stored {
+        dtype,
+        rows: &|row| {
+            if row == 2 {
+                &bad[..bytes]
+            } else {
+                &good[..bytes]
+            }
+        },
+        clip_percentile: None,
+    };
+    Ok(backend.fill_weights(&mut weights, 0, 3, source)?)
+}
+
 fn rows_of_weights() -> Vec<Case> {
     let case = |name, words, call: fn(&dyn Backend) -> Result<(), Failure>| {
         Case::refused("weights", name, words, call)
@@ -95,6 +119,20 @@ fn rows_of_weights() -> Vec<Case> {
                 clip_percentile: None,
             };
             Ok(backend.fill_weights(&mut weights, 2, 2, source)?)
+        }),
+        case("a stored NaN", &["row 2", "column 1", "NaN"], |backend| {
+            refuse_stored(backend, DType::Bf16, 6, 0x7fc0)
+        }),
+        case(
+            "a stored infinity",
+            &["row 2", "column 1", "inf"],
+            |backend| refuse_stored(backend, DType::F16, 6, 0x7c00),
+        ),
+        case("a stored row that is cut", &["4 bytes", "3"], |backend| {
+            refuse_stored(backend, DType::Bf16, 4, 0)
+        }),
+        case("a stored row of integers", &["i8", "3"], |backend| {
+            refuse_stored(backend, DType::I8, 3, 0)
         }),
         case("a bias that is too long", &["0 + 4", "3"], |backend| {
             let mut weights = backend.weights(W8, 3, 8)?;

@@ -19,6 +19,11 @@ pub(crate) fn cases() -> Vec<Case> {
                 .into_iter()
                 .chain([Source::Small, Source::Subnormal, Source::LastColumn]);
         cases.extend(sources.map(|source| case(format, source, 11, 300)));
+        for dtype in [DType::F32, DType::Bf16, DType::F16] {
+            for (n, k) in [(37, 300), (16, 31), (3, 4304)] {
+                cases.push(case(format, Source::Stored(dtype), n, k));
+            }
+        }
         if let Some([low, high]) = range(format) {
             let constants = [low, low + 1, high].map(Source::Constant);
             let sources = constants.into_iter().chain([Source::Integers]);
@@ -43,6 +48,8 @@ pub(crate) enum Source {
     Subnormal,
     /// Normal floats, clipped at a percentile.
     Clipped(f64),
+    /// Normal floats of this type, read from where they lie, at odd addresses.
+    Stored(DType),
     /// Random integers.
     Integers,
     /// This integer everywhere.
@@ -206,6 +213,18 @@ pub(crate) fn fill(
     // In two parts, so that the first row of a part is not always that of the matrix.
     let half = n / 2;
     for (first, count) in [(0, half), (half, n - half)] {
+        if let Source::Stored(dtype) = source {
+            let rows: Vec<_> = (first..first + count)
+                .map(|row| stored(dtype, &floats(source, seed, row, k)))
+                .collect();
+            let source = RowSource::Stored {
+                dtype,
+                rows: &|row| &rows[row][1..],
+                clip_percentile,
+            };
+            backend.fill_weights(weights, first, count, source)?;
+            continue;
+        }
         let read = |row: usize, w: &mut [f32]| {
             w.copy_from_slice(&floats(source, seed, first + row, k));
         };
@@ -234,9 +253,23 @@ pub(crate) fn floats(source: Source, seed: u64, row: usize, k: usize) -> Vec<f32
             w.fill(0.01);
             w[k - 1] = 100.0;
         }
+        Source::Stored(dtype) => round_to(dtype, &mut w),
         _ => {}
     }
     w
+}
+
+/// A byte, then the values as they are stored.
+pub(crate) fn stored(dtype: DType, values: &[f32]) -> Vec<u8> {
+    let mut bytes = vec![0];
+    for &value in values {
+        match dtype {
+            DType::Bf16 => bytes.extend(half::bf16::from_f32(value).to_le_bytes()),
+            DType::F16 => bytes.extend(half::f16::from_f32(value).to_le_bytes()),
+            _ => bytes.extend(value.to_le_bytes()),
+        }
+    }
+    bytes
 }
 
 fn integers(source: Source, format: Format, seed: u64, q: &mut [i8], scales: &mut [f32]) {
