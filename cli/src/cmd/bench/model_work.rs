@@ -110,8 +110,8 @@ impl ModelWork {
     /// Computes the prompt in an empty cache, up to the token after it.
     pub(super) fn prefill(&mut self) -> Result<()> {
         self.runner.release(&mut self.sequence);
-        self.sequence = Sequence::new(&self.prompt, self.runner.context())
-            .with_images(self.images.clone());
+        self.sequence =
+            Sequence::new(&self.prompt, self.runner.context()).with_images(self.images.clone());
         while self.sequence.computed() < self.prompt.len() {
             let left = self.prompt.len() - self.sequence.computed();
             let tokens = left.min(self.runner.rows());

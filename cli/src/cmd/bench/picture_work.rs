@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Result, ensure};
+use cider::Scheme;
 use cider::generate::{ImageFeatures, Logits, PromptImage, Runner, Sequence, Work, place_images};
 use cider::image::{ImageLimits, ImageProcessor, ImageSize, Patches, RgbImage};
-use cider::Scheme;
 use cider::load::{ModelConfig, VisionConfig};
 
 use super::model_work::{ModelWork, bytes, prefill_cost, stored, unit};
@@ -207,7 +207,8 @@ impl Picture {
             bytes: weights,
             ..Cost::NOTHING
         };
-        let attention = 4.0 * (config.hidden_size * config.blocks) as f64 * (patches as f64).powi(2);
+        let attention =
+            4.0 * (config.hidden_size * config.blocks) as f64 * (patches as f64).powi(2);
         linears.then(attention_cost(options, attention))
     }
 
@@ -366,7 +367,10 @@ mod tests {
         assert!(colours.len() > 50, "{}", colours.len());
         for (height, width, what) in [(1 << 14, 1 << 14, "pixels"), (1, 201, "ratio")] {
             let error = draw(ImageSize::new(height, width)).unwrap_err().to_string();
-            assert!(error.starts_with("--image") && error.contains(what), "{error}");
+            assert!(
+                error.starts_with("--image") && error.contains(what),
+                "{error}"
+            );
         }
     }
 }

@@ -301,6 +301,9 @@ mod tests {
                 .is_none()
         );
         let error = RandomModel::find(Path::new("random:gpt")).err().unwrap();
-        assert!(error.to_string().contains("qwen3-vl-2b, qwen3-vl-2b-text"), "{error}");
+        assert!(
+            error.to_string().contains("qwen3-vl-2b, qwen3-vl-2b-text"),
+            "{error}"
+        );
     }
 }

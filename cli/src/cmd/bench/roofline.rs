@@ -55,7 +55,9 @@ impl Cost {
             (next.unit, next.operations),
             next.others,
         ];
-        let mut parts = parts.into_iter().filter(|(_, operations)| *operations > 0.0);
+        let mut parts = parts
+            .into_iter()
+            .filter(|(_, operations)| *operations > 0.0);
         let bytes = self.bytes + next.bytes;
         let mut sum = Self {
             bytes,
