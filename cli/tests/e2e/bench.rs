@@ -269,7 +269,7 @@ fn a_quantised_tower_is_compared_with_the_floats() {
 #[test]
 fn pictures_that_cannot_be_measured_are_refused() {
     let image = |size: &str| run(["bench", "model", "--quick", "--image", size]);
-    for size in ["5", "0x5", "5x", "5x5x5", "-1x5"] {
+    for size in ["5", "0x5", "5x", "5x5x5"] {
         let outcome = image(size);
         assert_eq!(outcome.status.code(), Some(2), "{size}: {outcome:?}");
         assert!(outcome.stderr.contains("--image"), "{size}: {outcome:?}");
