@@ -244,17 +244,25 @@ pub(crate) struct AttentionBench {
 /// the float units where activations are floats), generated tokens with the time that their weights, scales, keys and
 /// values need to be read. Without MODEL, the small vision model that comes with the program is measured, its text
 /// side alone.
+///
+/// With --image it is what a picture costs until the first token: preprocessing, the vision tower, the prompt. Each is
+/// compared with the time that its products need, attention's included.
 #[derive(Debug, Args)]
 pub(crate) struct ModelBench {
-    /// A GGUF file, a folder with config.json and safetensors, or random weights in the shape of a text model:
-    /// random:qwen3-0.6b, random:llama-3.2-1b, random:qwen3-vl-2b [default: the small vision model]
+    /// A GGUF file, a folder with config.json and safetensors, or random weights in the shape of a model:
+    /// random:qwen3-0.6b, random:llama-3.2-1b, random:qwen3-vl-2b, random:qwen3-vl-2b-text (without its vision tower)
+    /// [default: the small vision model]
     pub(crate) model: Option<PathBuf>,
-    /// Tokens of the prompt, with commas between [default: 512,1536]
+    /// Tokens of the prompt, with commas between [default: 512,1536, or 300 behind a picture]
     #[arg(long, value_name = "N", value_delimiter = ',', value_parser = positive)]
     pub(crate) prompt: Vec<usize>,
     /// Tokens that are generated in each round [default: 32]
     #[arg(long, value_name = "N", value_parser = positive)]
     pub(crate) tokens: Option<usize>,
+    /// A picture of this size in front of the prompt. Where --vision-scheme quantises the tower, the divergence of the
+    /// text's next tokens from those behind an unquantised tower is measured too
+    #[arg(long, value_name = "WxH", value_parser = picture_size, conflicts_with_all = ["tokens", "peer"])]
+    pub(crate) image: Option<[usize; 2]>,
     #[command(flatten)]
     pub(crate) model_options: ModelOptions,
     #[command(flatten)]
@@ -432,6 +440,10 @@ fn shape(text: &str) -> Result<[usize; 2], String> {
         .split_once('x')
         .and_then(|(n, k)| Some([positive(n).ok()?, positive(k).ok()?]));
     sizes.ok_or_else(|| "expected two sizes as in 10240x2560".to_owned())
+}
+
+fn picture_size(text: &str) -> Result<[usize; 2], String> {
+    shape(text).map_err(|_| "expected a width and a height as in 1280x831".to_owned())
 }
 
 fn threads(text: &str) -> Result<usize, String> {

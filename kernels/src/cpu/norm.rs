@@ -65,22 +65,53 @@ impl Kernel for Norm<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let length = self.weight.len();
+        let (cols, length) = (self.x.cols(), self.weight.len());
+        load_row(s, self.x, self.row, self.values);
         let (segment, rest) = self.work.split_at_mut(length.next_multiple_of(LANES));
         let (weight, bias) = rest.split_at_mut(length.next_multiple_of(LANES));
-        pad(self.weight, weight);
-        pad(self.bias.unwrap_or(&[]), bias);
-        load_row(s, self.x, self.row, self.values);
-        let cols = self.x.cols();
-        for start in (0..cols).step_by(length) {
-            pad(&self.values[start..start + length], segment);
-            match self.kind {
-                NormKind::Rms => rms(s, segment, weight, length, self.eps),
-                NormKind::Layer => layer(s, segment, weight, bias, length, self.eps),
+        let given = self.bias.unwrap_or(&[]);
+        if length.is_multiple_of(LANES) {
+            // Segments of whole vectors are normalised where they are.
+            let bias = if given.is_empty() {
+                pad(given, bias);
+                &*bias
+            } else {
+                given
+            };
+            for segment in self.values[..cols].chunks_exact_mut(length) {
+                one(
+                    s,
+                    self.kind,
+                    segment,
+                    (self.weight, bias),
+                    (length, self.eps),
+                );
             }
-            self.values[start..start + length].copy_from_slice(&segment[..length]);
+        } else {
+            pad(self.weight, weight);
+            pad(given, bias);
+            for start in (0..cols).step_by(length) {
+                pad(&self.values[start..start + length], segment);
+                one(s, self.kind, segment, (weight, bias), (length, self.eps));
+                self.values[start..start + length].copy_from_slice(&segment[..length]);
+            }
         }
         self.out.put_row(s, self.x.dtype(), self.row, self.values);
+    }
+}
+
+/// Normalises a segment of `length` values, zero-padded to whole vectors as its parameters are.
+#[inline(always)]
+fn one<S: Simd>(
+    s: S,
+    kind: NormKind,
+    values: &mut [f32],
+    (weight, bias): (&[f32], &[f32]),
+    (length, eps): (usize, f32),
+) {
+    match kind {
+        NormKind::Rms => rms(s, values, weight, length, eps),
+        NormKind::Layer => layer(s, values, weight, bias, length, eps),
     }
 }
 

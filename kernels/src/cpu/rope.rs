@@ -96,24 +96,36 @@ impl Kernel for Rotate<'_> {
         self.angles.load(self.row, cos, sin);
         self.out.get_row(s, self.row, self.values);
         for head in self.values[..self.cols].chunks_exact_mut(self.head_size) {
+            if pairs == padded {
+                let (first, second) = head.split_at_mut(pairs);
+                turn(s, (first, &mut second[..pairs]), (cos, sin));
+                continue;
+            }
             first[..pairs].copy_from_slice(&head[..pairs]);
             second[..pairs].copy_from_slice(&head[pairs..2 * pairs]);
-            for at in (0..padded).step_by(LANES) {
-                // SAFETY: the vectors are padded to whole lanes.
-                unsafe {
-                    let (a, b) = (
-                        s.load(first.as_ptr().add(at)),
-                        s.load(second.as_ptr().add(at)),
-                    );
-                    let (c, d) = (s.load(cos.as_ptr().add(at)), s.load(sin.as_ptr().add(at)));
-                    let negative = negate(s, s.mul(b, d));
-                    s.store(first.as_mut_ptr().add(at), s.fma(a, c, negative));
-                    s.store(second.as_mut_ptr().add(at), s.fma(b, c, s.mul(a, d)));
-                }
-            }
+            turn(s, (first, second), (cos, sin));
             head[..pairs].copy_from_slice(&first[..pairs]);
             head[pairs..2 * pairs].copy_from_slice(&second[..pairs]);
         }
         self.out.put_row(s, self.row, self.values);
+    }
+}
+
+/// Turns pairs, whose halves and whose cosines and sines are whole vectors.
+#[inline(always)]
+fn turn<S: Simd>(s: S, (first, second): (&mut [f32], &mut [f32]), (cos, sin): (&[f32], &[f32])) {
+    let halves = first
+        .chunks_exact_mut(LANES)
+        .zip(second.chunks_exact_mut(LANES));
+    let angles = cos.chunks_exact(LANES).zip(sin.chunks_exact(LANES));
+    for ((first, second), (cos, sin)) in halves.zip(angles) {
+        // SAFETY: the chunks have sixteen elements.
+        unsafe {
+            let (a, b) = (s.load(first.as_ptr()), s.load(second.as_ptr()));
+            let (c, d) = (s.load(cos.as_ptr()), s.load(sin.as_ptr()));
+            let negative = negate(s, s.mul(b, d));
+            s.store(first.as_mut_ptr(), s.fma(a, c, negative));
+            s.store(second.as_mut_ptr(), s.fma(b, c, s.mul(a, d)));
+        }
     }
 }

@@ -170,6 +170,7 @@ impl<'a> AttentionWork<'a> {
             unit: unit(self.dtype),
             operations: 4.0 * (heads * head_size) as f64 * self.load.seen() as f64,
             bytes: cache as f64 * own as f64 / held as f64 + ends as f64,
+            ..Cost::NOTHING
         }
     }
 

@@ -209,6 +209,7 @@ impl<'a> LinearWork<'a> {
                 unit: Unit::Memory,
                 operations: 0.0,
                 bytes: (m * k * (task.scheme.dtype.size() + 1) + 4 * m) as f64,
+                ..Cost::NOTHING
             },
         })
     }
@@ -235,6 +236,7 @@ impl<'a> LinearWork<'a> {
             unit: scheme.unit(),
             operations: 2.0 * (m as f64) * (n as f64) * (k as f64),
             bytes: (weights + m * (n + k) * scheme.dtype.size()) as f64,
+            ..Cost::NOTHING
         }
     }
 

@@ -14,7 +14,7 @@ use super::random_model::RandomModel;
 use super::record::{CIDER, Place, Row};
 use super::roofline::Cost;
 use super::timing::{self, Spread};
-use super::{Bench, or};
+use super::{Bench, or, picture};
 use crate::args::ModelBench;
 use crate::bundled;
 
@@ -24,6 +24,9 @@ pub(super) fn run(args: &ModelBench) -> Result<()> {
     let given = args.model.clone().map_or_else(bundled::find, Ok)?;
     let random = RandomModel::find(&given)?;
     let path = random.as_ref().map_or(given.as_path(), RandomModel::path);
+    if let Some(size) = args.image {
+        return picture::run(args, path, &name_of(&given), size);
+    }
     let plan = Plan::new(args, path, &given);
     let backend = Arc::new(CpuBackend::from_env(args.options.threads)?);
     // Before anything else is measured: the start is what a user waits for.
@@ -40,6 +43,11 @@ pub(super) fn run(args: &ModelBench) -> Result<()> {
         bench.rows.extend(rows);
     }
     bench.finish("model")
+}
+
+fn name_of(given: &Path) -> String {
+    let name = given.file_name().unwrap_or(given.as_os_str());
+    name.to_string_lossy().into_owned()
 }
 
 /// What is measured.
@@ -71,11 +79,10 @@ impl<'a> Plan<'a> {
         } else {
             (&PROMPTS, 32)
         };
-        let name = given.file_name().unwrap_or(given.as_os_str());
         Self {
             args,
             path,
-            name: name.to_string_lossy().into_owned(),
+            name: name_of(given),
             prompts: or(&args.prompt, prompts),
             tokens: args.tokens.unwrap_or(tokens),
         }

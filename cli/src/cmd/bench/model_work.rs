@@ -6,10 +6,10 @@ use std::time::Instant;
 
 use anyhow::{Result, ensure};
 use cider::generate::{
-    History, Logits, Runner, RunnerOptions, Sampler, SamplingParams, Sequence, Work,
+    History, Logits, PromptImage, Runner, RunnerOptions, Sampler, SamplingParams, Sequence, Work,
 };
 use cider::load::{Checkpoint, Encoding, ModelConfig};
-use cider::{Activations, CpuBackend, DType, Format, TextSide};
+use cider::{Activations, CpuBackend, DType, Format, Scheme, TextSide};
 
 use super::roofline::{Cost, Unit};
 use super::timing;
@@ -22,6 +22,7 @@ pub(super) struct ModelWork {
     sequence: Sequence,
     sampler: Sampler,
     prompt: Vec<u32>,
+    images: Vec<PromptImage>,
     /// The token after the prompt.
     next: u32,
 }
@@ -38,7 +39,15 @@ impl ModelWork {
             context: Some(context),
             ..model::runner_options(options)
         };
-        let runner = Runner::load(checkpoint, backend, &options, &mut |_| {})?;
+        Self::with_options(checkpoint, backend, &options)
+    }
+
+    pub(super) fn with_options(
+        checkpoint: &Checkpoint,
+        backend: Arc<CpuBackend>,
+        options: &RunnerOptions,
+    ) -> Result<Self> {
+        let runner = Runner::load(checkpoint, backend, options, &mut |_| {})?;
         let greedy = SamplingParams {
             temperature: 0.0,
             ..SamplingParams::default()
@@ -49,8 +58,19 @@ impl ModelWork {
             runner,
             sequence: Sequence::new(&[], 0),
             prompt: Vec::new(),
+            images: Vec::new(),
             next: 0,
         })
+    }
+
+    pub(super) fn runner(&self) -> &Runner {
+        &self.runner
+    }
+
+    /// The runner, with nothing in its cache.
+    pub(super) fn emptied(&mut self) -> &mut Runner {
+        self.runner.release(&mut self.sequence);
+        &mut self.runner
     }
 
     pub(super) fn config(&self) -> &ModelConfig {
@@ -74,14 +94,24 @@ impl ModelWork {
 
     /// Takes a prompt and computes it once.
     pub(super) fn set_prompt(&mut self, prompt: Vec<u32>) -> Result<()> {
-        self.prompt = prompt;
+        self.set_prompt_with(prompt, Vec::new())
+    }
+
+    /// Takes a prompt with pictures and computes it once.
+    pub(super) fn set_prompt_with(
+        &mut self,
+        prompt: Vec<u32>,
+        images: Vec<PromptImage>,
+    ) -> Result<()> {
+        (self.prompt, self.images) = (prompt, images);
         self.prefill()
     }
 
     /// Computes the prompt in an empty cache, up to the token after it.
     pub(super) fn prefill(&mut self) -> Result<()> {
         self.runner.release(&mut self.sequence);
-        self.sequence = Sequence::new(&self.prompt, self.runner.context());
+        self.sequence =
+            Sequence::new(&self.prompt, self.runner.context()).with_images(self.images.clone());
         while self.sequence.computed() < self.prompt.len() {
             let left = self.prompt.len() - self.sequence.computed();
             let tokens = left.min(self.runner.rows());
@@ -99,7 +129,7 @@ impl ModelWork {
     /// The seconds of each of `tokens` generated tokens, the first of which follows the prompt.
     pub(super) fn decode(&mut self, tokens: usize) -> Result<Vec<f64>> {
         let room = self.runner.context() - self.prompt.len();
-        self.sequence.restart(&self.prompt, Vec::new());
+        self.sequence.restart(&self.prompt, self.images.clone());
         ensure!(
             self.sequence.computed() == self.prompt.len(),
             "the prompt was not computed before it is continued"
@@ -170,17 +200,12 @@ pub(super) fn tokens(checkpoint: &Checkpoint, count: usize) -> Vec<u32> {
 
 /// What a prompt of `tokens` tokens consists of: the products of the decoder's linear layers.
 pub(super) fn prefill_cost(config: &ModelConfig, options: &ModelOptions, tokens: usize) -> Cost {
-    let activations = options.quantization().scheme.prompt_activations();
-    let unit = match (activations, options.dtype) {
-        (Activations::Int8, _) => Unit::Int8,
-        (Activations::Float, DType::F32) => Unit::F32,
-        (Activations::Float, _) => Unit::Bf16,
-    };
     let weights: usize = linears(config).iter().map(|[n, k]| n * k).sum();
     Cost {
-        unit,
+        unit: unit(options.scheme, options.dtype),
         operations: 2.0 * (weights * config.layers) as f64 * tokens as f64,
         bytes: layer_bytes(config, options) * config.layers as f64,
+        ..Cost::NOTHING
     }
 }
 
@@ -195,6 +220,16 @@ pub(super) fn decode_cost(config: &ModelConfig, options: &ModelOptions, context:
         unit: Unit::Memory,
         operations: 0.0,
         bytes: weights + cache as f64,
+        ..Cost::NOTHING
+    }
+}
+
+/// What the products of a prompt keep busy.
+pub(super) fn unit(scheme: Scheme, dtype: DType) -> Unit {
+    match (scheme.prompt_activations(), dtype) {
+        (Activations::Int8, _) => Unit::Int8,
+        (Activations::Float, DType::F32) => Unit::F32,
+        (Activations::Float, _) => Unit::Bf16,
     }
 }
 
@@ -205,7 +240,7 @@ fn layer_bytes(config: &ModelConfig, options: &ModelOptions) -> f64 {
 }
 
 /// Bytes of weights of `n` rows and `k` columns with their scales.
-fn bytes(format: Format, [n, k]: [usize; 2]) -> f64 {
+pub(super) fn bytes(format: Format, [n, k]: [usize; 2]) -> f64 {
     let elements = (n * k) as f64;
     let weights = match format {
         Format::Dense(dtype) => elements * dtype.size() as f64,
@@ -216,7 +251,7 @@ fn bytes(format: Format, [n, k]: [usize; 2]) -> f64 {
 }
 
 /// The type of weights that stay floats.
-fn stored(config: &ModelConfig) -> DType {
+pub(super) fn stored(config: &ModelConfig) -> DType {
     match config.stored_dtype {
         Some(Encoding::F32) => DType::F32,
         _ => DType::Bf16,

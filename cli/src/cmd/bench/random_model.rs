@@ -9,6 +9,7 @@ use cider::load::safetensors::{Dtype, Tensor, write};
 use serde_json::{Value, json};
 
 use super::peer::Exchange;
+use super::random_tower::{QWEN3_VL_2B, Tower};
 use super::values;
 use crate::failure::Usage;
 
@@ -17,7 +18,7 @@ pub(super) struct RandomModel {
     folder: Exchange,
 }
 
-/// The shape of a text model; its head is its embedding.
+/// The shape of a model; its head is its embedding.
 struct Shape {
     name: &'static str,
     /// The family by its name in a configuration; the Qwen ones have norms of queries and keys.
@@ -29,6 +30,8 @@ struct Shape {
     kv_heads: usize,
     head_size: usize,
     vocabulary: usize,
+    /// The vision tower, of a model that sees.
+    tower: Option<&'static Tower>,
 }
 
 impl RandomModel {
@@ -56,15 +59,21 @@ impl RandomModel {
 
 impl Shape {
     fn write(&self, folder: &Path) -> Result<()> {
-        let config = folder.join("config.json");
-        fs::write(&config, self.config().to_string())
-            .with_context(|| config.display().to_string())?;
+        let mut files = vec![("config.json", self.config())];
+        files.extend(
+            self.tower
+                .map(|_| ("preprocessor_config.json", Tower::processor())),
+        );
+        for (name, contents) in files {
+            let path = folder.join(name);
+            fs::write(&path, contents.to_string()).with_context(|| path.display().to_string())?;
+        }
         let arrays: Vec<_> = self
             .tensors()
             .into_iter()
             .enumerate()
             .map(|(i, (name, shape))| {
-                let bytes = elements(i as u64, &shape);
+                let bytes = elements(i as u64, &name, &shape);
                 (name, shape, bytes)
             })
             .collect();
@@ -81,6 +90,25 @@ impl Shape {
     }
 
     fn config(&self) -> Value {
+        let Some(tower) = self.tower else {
+            return self.text_config();
+        };
+        let pairs = self.head_size / 2;
+        // As many pairs turn with the row as with the column, and the rest with the time.
+        let side = pairs * 5 / 16;
+        let mut text = self.text_config();
+        text["rope_scaling"] = json!({
+            "rope_type": "default", "mrope_interleaved": true, "mrope_section": [pairs - 2 * side, side, side],
+        });
+        json!({
+            "architectures": ["Qwen3VLForConditionalGeneration"], "model_type": "qwen3_vl",
+            "tie_word_embeddings": true, "text_config": text, "vision_config": tower.config(self.hidden),
+            "vision_start_token_id": self.vocabulary - 3, "vision_end_token_id": self.vocabulary - 2,
+            "image_token_id": self.vocabulary - 1,
+        })
+    }
+
+    fn text_config(&self) -> Value {
         let class = match self.family {
             "qwen3" => "Qwen3ForCausalLM",
             _ => "LlamaForCausalLM",
@@ -114,27 +142,38 @@ impl Shape {
             of_layer.push(("self_attn.q_norm", vec![self.head_size]));
             of_layer.push(("self_attn.k_norm", vec![self.head_size]));
         }
+        let decoder = match self.tower {
+            Some(_) => "model.language_model",
+            None => "model",
+        };
         let layers = (0..self.layers).flat_map(|layer| {
             of_layer.iter().map(move |(part, shape)| {
-                (format!("model.layers.{layer}.{part}.weight"), shape.clone())
+                let name = format!("{decoder}.layers.{layer}.{part}.weight");
+                (name, shape.clone())
             })
         });
         let ends = [
             (
-                "model.embed_tokens.weight".to_owned(),
+                format!("{decoder}.embed_tokens.weight"),
                 vec![self.vocabulary, hidden],
             ),
-            ("model.norm.weight".to_owned(), vec![hidden]),
+            (format!("{decoder}.norm.weight"), vec![hidden]),
         ];
-        ends.into_iter().chain(layers).collect()
+        let tower = self.tower.iter().flat_map(|tower| tower.tensors(hidden));
+        ends.into_iter().chain(layers).chain(tower).collect()
     }
 }
 
-/// The bytes of bf16: ones for a norm, small numbers for a matrix, so that sums stay about as large as their parts.
-fn elements(matrix: u64, shape: &[usize]) -> Vec<u8> {
-    let &[rows, cols] = shape else {
-        return bf16::ONE.to_le_bytes().repeat(shape.iter().product());
-    };
+/// The bytes of bf16: zeros for a bias, ones for a norm, small numbers for a matrix, so that sums stay about as large
+/// as their parts.
+fn elements(matrix: u64, name: &str, shape: &[usize]) -> Vec<u8> {
+    let rows = shape[0];
+    let cols: usize = shape[1..].iter().product();
+    if shape.len() == 1 {
+        let is_bias = name.ends_with(".bias");
+        let value = if is_bias { bf16::ZERO } else { bf16::ONE };
+        return value.to_le_bytes().repeat(rows);
+    }
     // A power of two keeps the values exact.
     let step = 0.5f32.powi(6 + (cols.ilog2() / 2) as i32);
     let mut values = vec![0.0; cols];
@@ -150,7 +189,7 @@ fn elements(matrix: u64, shape: &[usize]) -> Vec<u8> {
     bytes
 }
 
-const SHAPES: [Shape; 3] = [
+const SHAPES: [Shape; 4] = [
     Shape {
         name: "qwen3-0.6b",
         family: "qwen3",
@@ -161,6 +200,7 @@ const SHAPES: [Shape; 3] = [
         kv_heads: 8,
         head_size: 128,
         vocabulary: 151_936,
+        tower: None,
     },
     Shape {
         name: "llama-3.2-1b",
@@ -172,29 +212,53 @@ const SHAPES: [Shape; 3] = [
         kv_heads: 8,
         head_size: 64,
         vocabulary: 128_256,
+        tower: None,
     },
-    // The text side.
     Shape {
         name: "qwen3-vl-2b",
-        family: "qwen3",
-        hidden: 2048,
-        intermediate: 6144,
-        layers: 28,
-        heads: 16,
-        kv_heads: 8,
-        head_size: 128,
-        vocabulary: 151_936,
+        tower: Some(&QWEN3_VL_2B),
+        ..QWEN3_VL_2B_TEXT
     },
+    QWEN3_VL_2B_TEXT,
 ];
+
+/// The same without its tower.
+const QWEN3_VL_2B_TEXT: Shape = Shape {
+    name: "qwen3-vl-2b-text",
+    family: "qwen3",
+    hidden: 2048,
+    intermediate: 6144,
+    layers: 28,
+    heads: 16,
+    kv_heads: 8,
+    head_size: 128,
+    vocabulary: 151_936,
+    tower: None,
+};
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use cider::image::ImageProcessor;
     use cider::load::Checkpoint;
+    use cider::{CpuBackend, LoadOptions, WeightPlan};
+    use cider_kernels::Isa;
+
+    const TOWER: Tower = Tower {
+        hidden: 32,
+        intermediate: 48,
+        blocks: 2,
+        heads: 2,
+        table_side: 4,
+        levels: &[0],
+    };
 
     #[test]
-    fn checkpoints_of_both_families_open() {
-        for (i, family) in ["llama", "qwen3"].into_iter().enumerate() {
+    fn checkpoints_of_all_families_load() {
+        for (i, (family, tower)) in [("llama", None), ("qwen3", None), ("qwen3", Some(&TOWER))]
+            .into_iter()
+            .enumerate()
+        {
             let shape = Shape {
                 name: "tiny",
                 family,
@@ -205,19 +269,27 @@ mod tests {
                 kv_heads: 2,
                 head_size: 16,
                 vocabulary: 300,
+                tower,
             };
             let folder =
                 std::env::temp_dir().join(format!("cider-random-{}-{i}", std::process::id()));
             fs::create_dir_all(&folder).unwrap();
             shape.write(&folder).unwrap();
-            let checkpoint = Checkpoint::open(&folder);
+            let checkpoint = Checkpoint::open(&folder).unwrap();
+            let backend = CpuBackend::new(Isa::Scalar, 1).unwrap();
+            let plan = WeightPlan::of(&checkpoint, &backend, &LoadOptions::default());
+            let processor = ImageProcessor::open(&folder);
             fs::remove_dir_all(&folder).unwrap();
-            let config = checkpoint.unwrap().config;
+            let config = checkpoint.config;
             assert_eq!(
                 (config.hidden_size, config.layers, config.tied),
                 (64, 2, true)
             );
             assert_eq!(config.qk_norm, family == "qwen3");
+            assert!(plan.unwrap().bytes > 0);
+            assert_eq!(processor.is_ok(), tower.is_some());
+            let levels = config.vision.map(|vision| vision.deepstack);
+            assert_eq!(levels, tower.map(|_| vec![0]));
         }
     }
 
@@ -229,6 +301,9 @@ mod tests {
                 .is_none()
         );
         let error = RandomModel::find(Path::new("random:gpt")).err().unwrap();
-        assert!(error.to_string().contains("qwen3-vl-2b"), "{error}");
+        assert!(
+            error.to_string().contains("qwen3-vl-2b, qwen3-vl-2b-text"),
+            "{error}"
+        );
     }
 }

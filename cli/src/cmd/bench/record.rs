@@ -73,8 +73,14 @@ pub(super) struct Row {
     pub(super) relative_error: Option<f64>,
     /// How much longer than Cider it takes: above 1, Cider is faster.
     pub(super) ratio_to_cider: Option<f64>,
-    /// The variant of Cider that it is compared with.
+    /// How much longer it takes than the ceilings allow, where that is what it is compared with.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) ratio_to_floor: Option<f64>,
+    /// The variant of Cider that it is compared with, or [`FLOOR`].
     pub(super) compared_with: Option<String>,
+    /// Nats from what the same gives without quantisation, the mean over tokens.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) kl_divergence: Option<f64>,
     #[serde(flatten)]
     pub(super) more: Map<String, Value>,
     #[serde(skip)]
@@ -147,7 +153,9 @@ impl Row {
             share_of_roofline: None,
             relative_error: None,
             ratio_to_cider: None,
+            ratio_to_floor: None,
             compared_with: None,
+            kl_divergence: None,
             more: Map::new(),
             place,
             cost,
@@ -160,9 +168,12 @@ impl Row {
         self.floor_ms = Some(1e3 * cost.least(ceilings));
         self.share_of_roofline = Some(cost.least(ceilings) / seconds);
         self.gbs = Some(cost.bytes / seconds / 1e9);
-        if let Some(peak) = cost.unit.peak(ceilings) {
-            self.tops = Some(cost.operations / seconds / 1e12);
-            self.share_of_peak = Some(cost.operations / seconds / peak);
+        if cost.unit != Unit::Memory {
+            self.tops = Some(cost.all_operations() / seconds / 1e12);
+            self.share_of_peak = Some(cost.computing(ceilings) / seconds);
+        }
+        if self.compared_with.as_deref() == Some(FLOOR) {
+            self.ratio_to_floor = Some(seconds / cost.least(ceilings));
         }
     }
 }
@@ -292,6 +303,9 @@ pub(super) fn compare(rows: &mut [Row], counterpart: impl Fn(&str) -> &'static s
         }
     }
 }
+
+/// What a row is compared with that has no contender but the machine.
+pub(super) const FLOOR: &str = "floor";
 
 /// Who we are among the contenders.
 pub(super) const CIDER: &str = "cider";

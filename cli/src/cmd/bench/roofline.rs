@@ -32,6 +32,8 @@ pub(super) struct Cost {
     pub(super) unit: Unit,
     /// A multiplication and an addition are two.
     pub(super) operations: f64,
+    /// Operations of another unit, which keep nobody busy at the same time.
+    pub(super) others: (Unit, f64),
     /// Bytes that have to come from memory or go there.
     pub(super) bytes: f64,
 }
@@ -41,14 +43,59 @@ impl Cost {
     pub(super) const NOTHING: Self = Self {
         unit: Unit::Memory,
         operations: 0.0,
+        others: (Unit::Memory, 0.0),
         bytes: 0.0,
     };
 
-    /// Seconds that the operations take at the peak.
+    /// This and then the next, of two units at most.
+    pub(super) fn then(self, next: Self) -> Self {
+        let parts = [
+            (self.unit, self.operations),
+            self.others,
+            (next.unit, next.operations),
+            next.others,
+        ];
+        let mut parts = parts
+            .into_iter()
+            .filter(|(_, operations)| *operations > 0.0);
+        let bytes = self.bytes + next.bytes;
+        let mut sum = Self {
+            bytes,
+            ..Self::NOTHING
+        };
+        if let Some(first) = parts.next() {
+            (sum.unit, sum.operations) = first;
+        }
+        for (unit, operations) in parts {
+            if unit == sum.unit {
+                sum.operations += operations;
+            } else {
+                sum.others = (unit, sum.others.1 + operations);
+            }
+        }
+        sum
+    }
+
+    /// Operations on INT8 and on floats.
+    pub(super) fn split(&self) -> (f64, f64) {
+        let all = [(self.unit, self.operations), self.others];
+        let int8 = all.iter().filter(|(unit, _)| *unit == Unit::Int8);
+        let int8 = int8.map(|(_, operations)| operations).sum();
+        (int8, self.all_operations() - int8)
+    }
+
+    /// Operations of all units.
+    pub(super) fn all_operations(&self) -> f64 {
+        self.operations + self.others.1
+    }
+
+    /// Seconds that the operations take at the peaks.
     pub(super) fn computing(&self, ceilings: &Ceilings) -> f64 {
-        self.unit
-            .peak(ceilings)
-            .map_or(0.0, |peak| self.operations / peak)
+        let parts = [(self.unit, self.operations), self.others];
+        parts
+            .into_iter()
+            .filter_map(|(unit, operations)| Some(operations / unit.peak(ceilings)?))
+            .sum()
     }
 
     /// Seconds that the bytes take.
@@ -83,6 +130,7 @@ mod tests {
             unit,
             operations,
             bytes,
+            ..Cost::NOTHING
         };
         assert_eq!(cost(Unit::Int8, 2000.0, 10.0).least(&ceilings), 2.0);
         assert_eq!(cost(Unit::Int8, 2000.0, 30.0).least(&ceilings), 3.0);
@@ -90,5 +138,28 @@ mod tests {
         assert_eq!(cost(Unit::Memory, 0.0, 5.0).least(&ceilings), 0.5);
         assert!(cost(Unit::Int8, 1000.0, 3.0).is_memory_bound(&ceilings));
         assert!(!cost(Unit::Int8, 1000.0, 2.0).is_memory_bound(&ceilings));
+    }
+    #[test]
+    fn units_that_follow_each_other_add_up() {
+        let ceilings = Ceilings {
+            int8: 1000.0,
+            bf16: Some(200.0),
+            f32: 100.0,
+            read: 10.0,
+        };
+        let cost = |unit, operations, bytes| Cost {
+            unit,
+            operations,
+            bytes,
+            ..Cost::NOTHING
+        };
+        let reading = cost(Unit::Memory, 0.0, 5.0);
+        let both = reading
+            .then(cost(Unit::Bf16, 400.0, 0.0))
+            .then(cost(Unit::Int8, 3000.0, 1.0))
+            .then(cost(Unit::Bf16, 200.0, 0.0));
+        assert_eq!((both.unit, both.bytes), (Unit::Bf16, 6.0));
+        assert_eq!(both.all_operations(), 3600.0);
+        assert_eq!(both.least(&ceilings), 6.0);
     }
 }

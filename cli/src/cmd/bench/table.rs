@@ -20,29 +20,36 @@ pub(super) fn render(record: &Record) -> String {
         ceilings.read_gbs
     );
     let has_rate = record.rows.iter().any(|row| row.rate.is_some());
-    let mut lines = vec![titles(has_rate)];
+    let has_divergence = record.rows.iter().any(|row| row.kl_divergence.is_some());
+    let shown = (has_rate, has_divergence);
+    let mut lines = vec![titles(shown)];
     let mut last = "";
     for row in &record.rows {
         if row.place.label != last {
             lines.push(Vec::new());
             last = &row.place.label;
         }
-        lines.push(cells(row, has_rate));
+        lines.push(cells(row, shown));
     }
     align(&lines, &mut text);
     text
 }
 
-fn titles(has_rate: bool) -> Vec<String> {
+/// The titles; rates and divergences have a column where somebody has one.
+fn titles((has_rate, has_divergence): (bool, bool)) -> Vec<String> {
     let mut titles = vec!["work", "who", "variant", "ms", "min", "max", "floor"];
     if has_rate {
         titles.push("tok/s");
     }
-    titles.extend(["TOPS", "GB/s", "peak", "roofline", "error", "ratio"]);
+    titles.extend(["TOPS", "GB/s", "peak", "roofline", "error"]);
+    if has_divergence {
+        titles.push("KL");
+    }
+    titles.push("ratio");
     titles.into_iter().map(str::to_owned).collect()
 }
 
-fn cells(row: &Row, has_rate: bool) -> Vec<String> {
+fn cells(row: &Row, (has_rate, has_divergence): (bool, bool)) -> Vec<String> {
     let percent = |share: f64| format!("{:.1}%", 100.0 * share);
     let ratio = |ratio: f64| match &row.compared_with {
         Some(base) => format!("{ratio:.2}x {base}"),
@@ -66,8 +73,11 @@ fn cells(row: &Row, has_rate: bool) -> Vec<String> {
         or_dash(row.share_of_peak, percent),
         or_dash(row.share_of_roofline, percent),
         or_dash(row.relative_error, |error| format!("{error:.1e}")),
-        or_dash(row.ratio_to_cider, ratio),
     ]);
+    if has_divergence {
+        cells.push(or_dash(row.kl_divergence, |nats| format!("{nats:.2e}")));
+    }
+    cells.push(or_dash(row.ratio_to_cider.or(row.ratio_to_floor), ratio));
     cells
 }
 

@@ -2,7 +2,7 @@
 
 use cider_kernels::{
     AttentionArgs, AttentionRun, Backend, DType, Gelu, KV_BLOCK, KvAppendArgs, KvLayer, NormArgs,
-    NormKind, Phase, RopeArgs, RopeTable, RowsOut, Sight, Tensor, TensorRef,
+    NormKind, Phase, RopeArgs, RopeTable, RowsOut, Sight, Tensor, TensorMut, TensorRef,
 };
 
 use super::positions::{corners, places};
@@ -68,6 +68,17 @@ struct Picture<'a> {
     blocks: Vec<u32>,
 }
 
+/// Where the ops of a block write, so that the memory is had once for all blocks.
+struct Room {
+    normed: Tensor,
+    qkv: Tensor,
+    attended: Tensor,
+    /// Before and behind the GELU, of [`ROWS`] patches.
+    wide: Tensor,
+    bent: Tensor,
+    delta: Tensor,
+}
+
 impl VisionTower {
     /// Reads the weights.
     pub(super) fn load(loader: &mut Loader<'_>, config: &VisionConfig) -> Result<Self> {
@@ -107,13 +118,14 @@ impl VisionTower {
         let size = self.config.head_size();
         let blocks = picture.rows.div_ceil(KV_BLOCK);
         let mut cache = KvLayer::new(self.dtype, self.dtype, blocks, self.config.heads, size)?;
+        let mut room = Room::new(&picture)?;
         let mut levels = Vec::new();
         for (i, block) in self.blocks.iter().enumerate() {
             if !watch(i, self.blocks.len()) {
                 return Err(Error::Cancelled);
             }
-            block.attend(&picture, &mut hidden, &mut cache)?;
-            block.widen(&picture, &mut hidden)?;
+            block.attend(&picture, &mut hidden, &mut cache, &mut room)?;
+            block.widen(&picture, &mut hidden, &mut room)?;
             if let Some(level) = self.config.deepstack.iter().position(|&index| index == i) {
                 levels.push(self.stacked[level].merge(&picture, &hidden)?);
             }
@@ -146,7 +158,7 @@ impl VisionTower {
             return Err(Error::Request(what));
         }
         let pixels = Tensor::from_slice(&image.pixel_values, rows, values)?;
-        let mut input = picture.tensor(values)?;
+        let mut input = picture.tensor(rows, values)?;
         picture.backend.copy(pixels.view(), input.view_mut())?;
         let mut hidden = Tensor::zeros(DType::F32, rows, self.config.hidden_size)?;
         self.patch_embedding
@@ -209,39 +221,66 @@ impl<'a> Picture<'a> {
         })
     }
 
-    /// Room for all patches, of the activations' type.
-    fn tensor(&self, columns: usize) -> Result<Tensor> {
-        Ok(Tensor::zeros(self.dtype, self.rows, columns)?)
+    /// Room for rows, of the activations' type.
+    fn tensor(&self, rows: usize, columns: usize) -> Result<Tensor> {
+        Ok(Tensor::zeros(self.dtype, rows, columns)?)
     }
 
-    /// A linear layer over rows, into a new tensor.
-    fn linear(&self, layer: &Linear, x: TensorRef<'_>) -> Result<Tensor> {
-        let mut out = Tensor::zeros(self.dtype, x.rows(), layer.weights().n())?;
-        layer.prompt_rows(self.backend, x, out.view_mut())?;
-        Ok(out)
-    }
-
-    /// Layer norm over rows, into a new tensor.
-    fn norm(&self, norm: &LayerNorm, x: TensorRef<'_>) -> Result<Tensor> {
-        let mut out = Tensor::zeros(self.dtype, x.rows(), x.cols())?;
-        self.backend.norm(NormArgs {
+    /// Layer norm over rows.
+    fn norm(&self, norm: &LayerNorm, x: TensorRef<'_>, out: TensorMut<'_>) -> Result<()> {
+        Ok(self.backend.norm(NormArgs {
             x,
             weight: &norm.weight,
             bias: Some(&norm.bias),
             eps: EPSILON,
             kind: NormKind::Layer,
-            out: RowsOut::Float(out.view_mut()),
-        })?;
-        Ok(out)
+            out: RowsOut::Float(out),
+        })?)
     }
 
-    /// Two linear layers with a GELU between.
-    fn mlp(&self, up: &Linear, kind: Gelu, down: &Linear, x: TensorRef<'_>) -> Result<Tensor> {
-        let wide = self.linear(up, x)?;
-        let mut bent = Tensor::zeros(self.dtype, wide.rows(), wide.cols())?;
-        self.backend.gelu(wide.view(), kind, bent.view_mut())?;
-        self.linear(down, bent.view())
+    /// Attention of all patches over all patches.
+    fn attention(&self, queries: TensorRef<'_>, cache: &KvLayer, out: TensorMut<'_>) -> Result<()> {
+        let run = AttentionRun {
+            first_row: 0,
+            rows: self.rows,
+            first_position: 0,
+            first_block: 0,
+            blocks: self.blocks.len(),
+            phase: Phase::Prompt,
+        };
+        Ok(self.backend.attention(AttentionArgs {
+            queries,
+            cache,
+            runs: &[run],
+            table: &self.blocks,
+            heads: self.config.heads,
+            scale: (1.0 / (self.config.head_size() as f64).sqrt()) as f32,
+            sight: Sight::All,
+            out,
+        })?)
     }
+}
+
+impl Room {
+    fn new(picture: &Picture<'_>) -> Result<Self> {
+        let (rows, config) = (picture.rows, picture.config);
+        let (hidden, inner) = (config.hidden_size, config.intermediate_size);
+        // Rows a power of two apart would all compete for the same places of a cache.
+        let tensor = |rows, columns| picture.tensor(rows, columns + GAP);
+        Ok(Self {
+            normed: tensor(rows, hidden)?,
+            qkv: tensor(rows, 3 * hidden)?,
+            attended: tensor(rows, hidden)?,
+            wide: tensor(rows.min(ROWS), inner)?,
+            bent: tensor(rows.min(ROWS), inner)?,
+            delta: tensor(rows, hidden)?,
+        })
+    }
+}
+
+/// The first rows and columns of working memory.
+fn part(tensor: &mut Tensor, rows: usize, columns: usize) -> TensorMut<'_> {
+    tensor.view_mut().row_range(0..rows).col_range(0..columns)
 }
 
 impl Block {
@@ -264,52 +303,57 @@ impl Block {
         picture: &Picture<'_>,
         hidden: &mut Tensor,
         cache: &mut KvLayer,
+        room: &mut Room,
     ) -> Result<()> {
         let (backend, width) = (picture.backend, picture.config.hidden_size);
-        let normed = picture.norm(&self.attention_norm, hidden.view())?;
-        let mut qkv = picture.linear(&self.qkv, normed.view())?;
+        let rows = picture.rows;
+        let mut normed = part(&mut room.normed, rows, width);
+        picture.norm(&self.attention_norm, hidden.view(), normed.reborrow())?;
+        let mut qkv = part(&mut room.qkv, rows, 3 * width);
+        self.qkv
+            .prompt_rows(backend, normed.as_ref(), qkv.reborrow())?;
         backend.rope(RopeArgs {
-            x: qkv.view_mut().col_range(0..2 * width),
+            x: qkv.reborrow().col_range(0..2 * width),
             head_size: picture.config.head_size(),
             positions: &picture.positions,
             axes: &picture.axes,
             table: &picture.rope,
         })?;
-        let part = |i: usize| qkv.view().col_range(i * width..(i + 1) * width);
+        let third = |i: usize| qkv.as_ref().col_range(i * width..(i + 1) * width);
         backend.kv_append(KvAppendArgs {
-            keys: part(1),
-            values: part(2),
+            keys: third(1),
+            values: third(2),
             slots: &picture.slots,
             cache,
         })?;
-        let mut attended = picture.tensor(width)?;
-        let run = AttentionRun {
-            first_row: 0,
-            rows: picture.rows,
-            first_position: 0,
-            first_block: 0,
-            blocks: picture.blocks.len(),
-            phase: Phase::Prompt,
-        };
-        backend.attention(AttentionArgs {
-            queries: part(0),
-            cache,
-            runs: &[run],
-            table: &picture.blocks,
-            heads: picture.config.heads,
-            scale: (1.0 / (picture.config.head_size() as f64).sqrt()) as f32,
-            sight: Sight::All,
-            out: attended.view_mut(),
-        })?;
-        let delta = picture.linear(&self.output, attended.view())?;
-        Ok(backend.add(hidden.view_mut(), delta.view())?)
+        let mut attended = part(&mut room.attended, rows, width);
+        picture.attention(third(0), cache, attended.reborrow())?;
+        let mut delta = part(&mut room.delta, rows, width);
+        self.output
+            .prompt_rows(backend, attended.as_ref(), delta.reborrow())?;
+        Ok(backend.add(hidden.view_mut(), delta.as_ref())?)
     }
 
-    /// Norm, MLP, residual.
-    fn widen(&self, picture: &Picture<'_>, hidden: &mut Tensor) -> Result<()> {
-        let normed = picture.norm(&self.mlp_norm, hidden.view())?;
-        let delta = picture.mlp(&self.up, Gelu::Tanh, &self.down, normed.view())?;
-        Ok(picture.backend.add(hidden.view_mut(), delta.view())?)
+    /// Norm, MLP, residual: some rows after the others, so that what is wide stays in a cache.
+    fn widen(&self, picture: &Picture<'_>, hidden: &mut Tensor, room: &mut Room) -> Result<()> {
+        let (backend, config) = (picture.backend, picture.config);
+        let (narrow, broad) = (config.hidden_size, config.intermediate_size);
+        for start in (0..picture.rows).step_by(ROWS) {
+            let rows = ROWS.min(picture.rows - start);
+            let mut hidden = hidden.view_mut().row_range(start..start + rows);
+            let mut normed = part(&mut room.normed, rows, narrow);
+            picture.norm(&self.mlp_norm, hidden.as_ref(), normed.reborrow())?;
+            let mut wide = part(&mut room.wide, rows, broad);
+            self.up
+                .prompt_rows(backend, normed.as_ref(), wide.reborrow())?;
+            let mut bent = part(&mut room.bent, rows, broad);
+            backend.gelu(wide.as_ref(), Gelu::Tanh, bent.reborrow())?;
+            let mut delta = part(&mut room.delta, rows, narrow);
+            self.down
+                .prompt_rows(backend, bent.as_ref(), delta.reborrow())?;
+            backend.add(hidden.reborrow(), delta.as_ref())?;
+        }
+        Ok(())
     }
 }
 
@@ -330,19 +374,23 @@ impl Merger {
 
     /// The tokens of the patches in `hidden`.
     fn merge(&self, picture: &Picture<'_>, hidden: &Tensor) -> Result<Tensor> {
-        let square = picture.config.merged_size();
+        let (backend, square) = (picture.backend, picture.config.merged_size());
         let x = if self.over_square {
             hidden.view().reshape(square)?
         } else {
             hidden.view()
         };
-        let normed = picture.norm(&self.norm, x)?;
-        picture.mlp(
-            &self.up,
-            Gelu::Erf,
-            &self.down,
-            normed.view().reshape(square)?,
-        )
+        let mut normed = picture.tensor(x.rows(), x.cols())?;
+        picture.norm(&self.norm, x, normed.view_mut())?;
+        let normed = normed.view().reshape(square)?;
+        let mut wide = picture.tensor(normed.rows(), square)?;
+        self.up.prompt_rows(backend, normed, wide.view_mut())?;
+        let mut bent = picture.tensor(normed.rows(), square)?;
+        backend.gelu(wide.view(), Gelu::Erf, bent.view_mut())?;
+        let mut tokens = picture.tensor(normed.rows(), self.down.weights().n())?;
+        self.down
+            .prompt_rows(backend, bent.view(), tokens.view_mut())?;
+        Ok(tokens)
     }
 }
 
@@ -357,3 +405,9 @@ impl LayerNorm {
 
 /// The epsilon of the tower's norms.
 const EPSILON: f32 = 1e-6;
+
+/// Patches that are widened at once: enough for a linear layer, and no more than a cache holds.
+const ROWS: usize = 1024;
+
+/// Columns between the rows of working memory.
+const GAP: usize = 32;
