@@ -59,10 +59,8 @@ impl Picture {
         let special = [config.start_token, config.image_token, config.end_token];
         let mut prompt = special.to_vec();
         // Any token will do in place of those that mean a picture.
-        prompt.extend(text.iter().map(|id| match special.contains(id) {
-            true => 0,
-            false => *id,
-        }));
+        let plain = |&id: &u32| if special.contains(&id) { 0 } else { id };
+        prompt.extend(text.iter().map(plain));
         Ok(Self {
             image: draw(size)?,
             processor,
@@ -112,18 +110,17 @@ impl Picture {
     pub(super) fn answer(&self, work: &mut ModelWork) -> Result<Times> {
         let start = Instant::now();
         let patches = self.cut();
-        let preprocess = start.elapsed();
+        let preprocess = start.elapsed().as_secs_f64();
+        let start = Instant::now();
         let features = Arc::new(work.runner().encode(&patches)?);
-        let tower = start.elapsed() - preprocess;
+        let tower = start.elapsed().as_secs_f64();
+        let start = Instant::now();
         let (prompt, images) = self.place(features)?;
         work.set_prompt_with(prompt, images)?;
-        let prefill = start.elapsed() - preprocess - tower;
-        let [preprocess, tower, prefill] =
-            [preprocess, tower, prefill].map(|time| time.as_secs_f64());
         Ok(Times {
             preprocess,
             tower,
-            prefill,
+            prefill: start.elapsed().as_secs_f64(),
         })
     }
 

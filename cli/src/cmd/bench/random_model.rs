@@ -170,8 +170,12 @@ fn elements(matrix: u64, name: &str, shape: &[usize]) -> Vec<u8> {
     let rows = shape[0];
     let cols: usize = shape[1..].iter().product();
     if shape.len() == 1 {
-        let is_bias = name.ends_with(".bias");
-        let value = if is_bias { bf16::ZERO } else { bf16::ONE };
+        let part = name.rsplit('.').next();
+        let value = if part == Some("bias") {
+            bf16::ZERO
+        } else {
+            bf16::ONE
+        };
         return value.to_le_bytes().repeat(rows);
     }
     // A power of two keeps the values exact.
