@@ -28,13 +28,9 @@ pub(super) fn check() {
             let rates = rates(&backend, &weights, activations);
             println!("{activations:?}, attempt {attempt}: tokens a second by rows {rates:.0?}");
             let falls = rates.windows(2).find(|pair| {
-                // A row more than a panel of registers holds is a few percent; a cliff is a half.
-                let kept = if pair[1].0 == pair[0].0 + 1 {
-                    0.75
-                } else {
-                    0.9
-                };
-                pair[1].1 < kept * pair[0].1
+                // A cliff is a half. Tests check every addition for overflow, which costs blocks of many rows a part
+                // that the program does not pay: it rises to the last number of rows.
+                pair[1].1 < 0.75 * pair[0].1
             });
             let Some(falls) = falls else { break };
             assert!(

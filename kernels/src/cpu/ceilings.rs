@@ -167,25 +167,24 @@ unsafe fn portable_f32(rounds: u64, left: u32, right: u32) {
     black_box(sums);
 }
 
-/// Bytes per second that all threads read together.
+/// Bytes per second that all threads read together. A run reads the whole buffer: of a part that the last cache
+/// happens to keep the best run would make the figure of a cache.
 fn read_rate(backend: &CpuBackend, rounds: usize) -> Result<f64> {
     let pool = &backend.pool;
-    let unit = size_of::<f32>() * UNIT * pool.threads() * PARTS;
+    let unit = size_of::<f32>() * UNIT * pool.threads();
     let bytes = (BEYOND * Caches::detect().last + 1).next_multiple_of(unit);
     let mut buffer = Buffer::host(bytes)?;
     // Pages that were never written are all the same one, which a cache does hold.
     buffer.as_mut_slice::<f32>().fill(1.0);
     let floats = buffer.as_slice::<f32>();
-    let each = floats.len() / pool.threads() / PARTS;
-    let mut parts = floats.chunks_exact(each * pool.threads()).cycle();
+    let each = floats.len() / pool.threads();
     let time = best_of(rounds, || {
-        let part = parts.next().unwrap_or_default();
         together(pool, &|thread| {
-            let floats = &part[thread * each..][..each];
+            let floats = &floats[thread * each..][..each];
             black_box(backend.level.run(Read { floats }));
         })
     });
-    Ok((bytes / PARTS) as f64 / time.as_secs_f64())
+    Ok(bytes as f64 / time.as_secs_f64())
 }
 
 /// Reads floats, whose number is a multiple of [`UNIT`].
@@ -304,8 +303,6 @@ const RUN: Duration = Duration::from_micros(400);
 const ROUND: Duration = Duration::from_millis(30);
 /// What is spent on a round at most.
 const PATIENCE: Duration = Duration::from_millis(200);
-/// Parts of the buffer, one of which is read in a run.
-const PARTS: usize = 8;
 
 #[cfg(test)]
 mod tests {

@@ -52,11 +52,18 @@ impl Plan {
         let blocks = panels.div_ceil(most).max(1);
         let panels_each = panels.div_ceil(blocks).max(1);
         let blocks = panels.div_ceil(panels_each);
+        // Equal parts of a single panel, even if the last tiles of one are fewer than are multiplied at once: all wait
+        // for the slowest.
+        let unit = if panels <= 1 {
+            shape.at_once.min(2)
+        } else {
+            shape.at_once
+        };
         let tiles_each = match (shape.threads, panels) {
             (1, _) => shape.tiles,
             (threads, 0..=1) => {
                 let each = shape.tiles.div_ceil(threads * shape.streams());
-                each.next_multiple_of(shape.at_once)
+                each.next_multiple_of(unit)
             }
             (threads, _) => shape.tiles * blocks / (threads * TASKS_EACH),
         };
@@ -66,7 +73,7 @@ impl Plan {
         } else {
             tiles_each
         };
-        let tiles_each = (tiles_each / shape.at_once * shape.at_once).max(shape.at_once);
+        let tiles_each = (tiles_each / unit * unit).max(unit);
         Self {
             panels,
             tiles: shape.tiles,
@@ -137,7 +144,7 @@ mod tests {
             tiles: n.div_ceil(16),
             tile_bytes: k * 16,
             segments: false,
-            at_once: 2,
+            at_once: if rows == 1 { 4 } else { 2 },
             threads,
             cache: 1 << 20,
         })
@@ -149,6 +156,7 @@ mod tests {
             // rows, k, n, threads: panels, tiles and depth of a task
             (1, 2560, 10240, 2, (1, 40, 2560)),
             (1, 576, 576, 2, (1, 18, 576)),
+            (1, 576, 960, 2, (1, 30, 576)),
             (1, 18944, 3584, 2, (1, 14, 18944)),
             (128, 2560, 10240, 2, (11, 12, 2560)),
             (1024, 2560, 10240, 2, (15, 80, 2560)),
