@@ -62,8 +62,14 @@ impl Plan {
         let tiles_each = match (shape.threads, panels) {
             (1, _) => shape.tiles,
             (threads, 0..=1) => {
-                let each = shape.tiles.div_ceil(threads * shape.streams());
-                each.next_multiple_of(unit)
+                // Of the shorter runs those that leave no thread with more than its part.
+                let each = |streams| {
+                    let each = shape.tiles.div_ceil(threads * streams);
+                    each.next_multiple_of(unit).max(1)
+                };
+                let longest = |&each: &usize| shape.tiles.div_ceil(each).div_ceil(threads) * each;
+                let runs = (1..=shape.streams()).rev().map(each);
+                runs.min_by_key(longest).unwrap_or(unit)
             }
             (threads, _) => shape.tiles * blocks / (threads * TASKS_EACH),
         };
@@ -103,8 +109,8 @@ impl Plan {
 }
 
 impl Shape {
-    /// Tasks of each thread for a single panel, which reads weights as fast as memory gives them: long runs,
-    /// because what a thread fetches ahead at the end of one is the beginning of another's.
+    /// Tasks of each thread for a single panel, which reads weights as fast as memory gives them: runs that are long
+    /// beside their own beginning.
     fn streams(self) -> usize {
         (self.tiles * self.tile_bytes / self.threads / STREAM).clamp(1, 8)
     }
@@ -123,7 +129,7 @@ impl Shape {
 const TASKS_EACH: usize = 24;
 
 /// Bytes that one task of a single panel reads, or more.
-const STREAM: usize = 512 << 10;
+const STREAM: usize = 128 << 10;
 
 /// Bytes of a tile that are multiplied before the next tile comes: with a few tiles at once and the next
 /// ones on their way they take a good part of the cache.
@@ -157,6 +163,7 @@ mod tests {
             (1, 2560, 10240, 2, (1, 40, 2560)),
             (1, 576, 576, 2, (1, 18, 576)),
             (1, 576, 960, 2, (1, 30, 576)),
+            (1, 1536, 576, 2, (1, 6, 1536)),
             (1, 18944, 3584, 2, (1, 14, 18944)),
             (128, 2560, 10240, 2, (11, 12, 2560)),
             (1024, 2560, 10240, 2, (15, 80, 2560)),

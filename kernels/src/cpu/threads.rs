@@ -31,10 +31,17 @@ impl Pool {
                 let name = format!("cider-{worker}");
                 thread::Builder::new()
                     .name(name)
-                    .spawn(move || shared.work(worker))
+                    .spawn(move || {
+                        shared.started.fetch_add(1, Ordering::Release);
+                        shared.work(worker);
+                    })
                     .ok()
             })
-            .collect();
+            .collect::<Vec<_>>();
+        // What a thread needs to begin is its own affair and allocates: no dispatch is to pay for it.
+        while shared.started.load(Ordering::Acquire) < workers.len() {
+            thread::yield_now();
+        }
         Self {
             shared,
             workers,
@@ -105,6 +112,8 @@ struct Shared {
     done: AtomicUsize,
     /// The tasks that each thread has left.
     ranges: Box<[TaskRange]>,
+    /// Workers that have begun.
+    started: AtomicUsize,
     sleeping: AtomicUsize,
     /// Dispatches that found somebody asleep.
     wakes: AtomicUsize,
@@ -134,6 +143,7 @@ impl Shared {
             gate: AtomicU64::new(0),
             done: AtomicUsize::new(0),
             ranges: (0..threads.max(1)).map(|_| TaskRange::default()).collect(),
+            started: AtomicUsize::new(0),
             sleeping: AtomicUsize::new(0),
             wakes: AtomicUsize::new(0),
             stop: AtomicBool::new(false),
