@@ -322,6 +322,13 @@ fn what_cannot_be_written_is_seen_before_anything_is_measured() {
             &finish(&mut command),
             &["bench-targets", "no place for a file"],
         );
+        let socket = folder.join("socket");
+        let _ = fs::remove_file(&socket);
+        let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        let mut command = cider();
+        command.args(["bench", "linear", option]).arg(&socket);
+        failed(&finish(&mut command), &["socket", "not a regular file"]);
+        assert!(!fs::metadata(&socket).unwrap().is_file());
     }
     let mut command = cider();
     command

@@ -28,9 +28,9 @@ pub(super) fn check() {
             let rates = rates(&backend, &weights, activations);
             println!("{activations:?}, attempt {attempt}: tokens a second by rows {rates:.0?}");
             let falls = rates.windows(2).find(|pair| {
-                // A cliff is a half. Tests check every addition for overflow, which costs blocks of many rows a part
-                // that the program does not pay: it rises to the last number of rows.
-                pair[1].1 < 0.75 * pair[0].1
+                // A cliff: rows computed one by one, or weights read for each. Tests check every addition for
+                // overflow, which costs blocks of many rows a part that the program does not pay.
+                pair[1].1 < 0.5 * pair[0].1
             });
             let Some(falls) = falls else { break };
             assert!(
@@ -41,7 +41,7 @@ pub(super) fn check() {
         let rates = rates(&backend, &weights, activations);
         // Rows share what is read of the weights: many are worth more than one, or they were computed one by one.
         assert!(
-            rates[ROWS.len() - 1].1 > 1.5 * rates[0].1,
+            rates[ROWS.len() - 1].1 > 1.2 * rates[0].1,
             "{activations:?}: {rates:.0?}"
         );
     }

@@ -420,7 +420,7 @@ impl<P: Product, const R: usize, const T: usize> Walk<P, R, T> {
 struct Sums<const R: usize, const T: usize>([[[f32; LANES]; T]; R]);
 
 /// Bytes of a cache line.
-const LINE: usize = 64;
+pub(super) const LINE: usize = 64;
 
 /// Scales, biases and writes the sums of a block.
 struct Finish<'a> {

@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use super::block::{Block, Fetch, HELD_ROWS, Tiles, sum_bytes};
+use super::block::{Block, Fetch, HELD_ROWS, LINE, Tiles, sum_bytes};
 use super::float_tile::{self, FloatTile};
 use super::pack::{step_columns, tile_bytes};
 use super::panel::{self, Pack};
@@ -209,6 +209,7 @@ impl<'a> Job<'a> {
         floats: usize,
         task: (u64, usize),
     ) -> Room {
+        let begins = scratch.packed.is_none_or(|packed| packed.0 != task.0);
         let fresh = scratch.packed == Some(task);
         let (floats, _) = scratch.take(floats, 0);
         let (waiting, floats) = floats.split_at_mut(self.waiting(self.plan, self.panels));
@@ -240,6 +241,7 @@ impl<'a> Job<'a> {
         Room {
             packed,
             sums: sums.wrapping_add(sums.align_offset(64)),
+            begins,
         }
     }
 
@@ -301,6 +303,8 @@ struct Room {
     packed: *const u8,
     /// Sums that wait for the next columns.
     sums: *mut u8,
+    /// Whether this is the first task of its job on this thread.
+    begins: bool,
 }
 
 /// One block of output.
@@ -360,6 +364,9 @@ impl Task<'_> {
         let mut tile = self.tiles.start;
         while tile < self.tiles.end {
             let tiles = self.tiles::<S, P>(tile, &columns);
+            if self.room.begins && tile == self.tiles.start && self.panels.len() == 1 {
+                self.fetch_first::<S, P>(s, tiles);
+            }
             let (mut fetch, lot) = self.fetch::<S, P>(tiles, &columns);
             let sums = (tile - self.tiles.start) * rows * sum_bytes::<S, P>();
             let waiting = self.room.sums.wrapping_add(sums);
@@ -414,6 +421,19 @@ impl Task<'_> {
             sums: job.sums(first).wrapping_add(group),
             begin: columns.start == 0,
             end: columns.end == job.weights.k,
+        }
+    }
+
+    /// Asks for the beginning of the first tiles at once: nobody has fetched it ahead, and one after the other each
+    /// line would be waited for.
+    #[inline(always)]
+    fn fetch_first<S: Simd, P: Product>(&self, s: S, tiles: Tiles) {
+        let bytes = AHEAD.min(tiles.steps * P::BYTES);
+        for byte in (0..bytes).step_by(LINE) {
+            for t in 0..tiles.count {
+                let tile = tiles.weights.wrapping_add(t * self.job.tile_bytes);
+                s.prefetch(tile.wrapping_add(byte));
+            }
         }
     }
 

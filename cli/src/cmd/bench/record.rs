@@ -219,8 +219,9 @@ impl CeilingsRecord {
     }
 }
 
-/// Puts a file in the place of another; what was there stays until the new one is whole.
+/// Puts a file in the place of another; what was there stays until the new one is whole. Links stay links.
 pub(super) fn replace(path: &Path, contents: &[u8]) -> io::Result<()> {
+    let path = &fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
     let mut name = path.file_name().map_or_else(OsString::new, OsString::from);
     name.push(format!(".{}.part", process::id()));
     let part = path.with_file_name(name);
@@ -246,6 +247,12 @@ pub(super) fn check_target(path: &Path) -> Result<()> {
     anyhow::ensure!(
         found.is_dir() && !path.is_dir(),
         "{}: no place for a file",
+        path.display()
+    );
+    // A device or a pipe would be gone, and a file in its place.
+    anyhow::ensure!(
+        fs::metadata(path).map_or(true, |found| found.is_file()),
+        "{}: not a regular file",
         path.display()
     );
     Ok(())
@@ -309,3 +316,22 @@ pub(super) const FLOOR: &str = "floor";
 
 /// Who we are among the contenders.
 pub(super) const CIDER: &str = "cider";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_link_stays_and_what_it_names_is_replaced() {
+        let folder = env::temp_dir().join(format!("cider-record-{}", process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let (file, link) = (folder.join("file"), folder.join("link"));
+        fs::write(&file, "before").unwrap();
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        check_target(&link).unwrap();
+        replace(&link, b"after").unwrap();
+        assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+        assert_eq!(fs::read(&file).unwrap(), b"after");
+        fs::remove_dir_all(&folder).unwrap();
+    }
+}
