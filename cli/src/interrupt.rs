@@ -1,11 +1,12 @@
 //! Ctrl-C and other signals, where they do not simply end the program.
 
-use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::{io, process, thread};
 
 use cider::Cancel;
 use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::{Handle, Signals};
 use signal_hook::{flag, low_level};
 
 /// Ctrl-C in a chat: it ends the answer that runs; where none does, and the second time, it ends the program.
@@ -50,6 +51,34 @@ pub(crate) fn whole<T>(work: impl FnOnce() -> T) -> io::Result<T> {
         low_level::emulate_default_handler(signal)?;
     }
     Ok(result)
+}
+
+/// Something that is done before a signal ends the program, for as long as this lives.
+pub(crate) struct Cleaner(Handle);
+
+impl Cleaner {
+    /// From now on `clean` is called first.
+    pub(crate) fn new(clean: impl Fn() + Send + 'static) -> io::Result<Self> {
+        let mut signals = Signals::new([SIGINT, SIGTERM])?;
+        let handle = signals.handle();
+        thread::Builder::new()
+            .name("signals".to_owned())
+            .spawn(move || {
+                if let Some(signal) = signals.forever().next() {
+                    clean();
+                    // What cannot be emulated is ended all the same.
+                    let _ = low_level::emulate_default_handler(signal);
+                    process::exit(128 + signal);
+                }
+            })?;
+        Ok(Self(handle))
+    }
+}
+
+impl Drop for Cleaner {
+    fn drop(&mut self) {
+        self.0.close();
+    }
 }
 
 /// The exit code of a program that was interrupted, as shells give it.

@@ -336,3 +336,23 @@ fn what_cannot_be_written_is_seen_before_anything_is_measured() {
         .arg(folder.join("missing.gguf"));
     failed(&finish(&mut command), &["missing.gguf", "No such file"]);
 }
+
+#[test]
+fn work_that_memory_has_no_room_for_is_refused() {
+    for arguments in [
+        ["linear", "--m", "99999999999"],
+        ["linear", "--shape", "4000000000x4000000000"],
+        ["attention", "--decode", "1x999999999999"],
+    ] {
+        let mut command = cider();
+        command.args(["bench"]).args(arguments).arg("--quick");
+        failed(&finish(&mut command), &["GB of memory is available"]);
+    }
+}
+
+#[test]
+fn a_peer_whose_line_does_not_end_is_given_up() {
+    let mut command = cider();
+    command.args(["bench", "linear", "--quick", "--peer", "cat /dev/zero"]);
+    failed(&finish(&mut command), &["peer cat /dev/zero", "a line of"]);
+}

@@ -16,7 +16,7 @@ pub(crate) use images::check_places;
 pub use images::{ImageFeatures, PromptImage, find_images, place_images};
 pub use kv_cache::{CacheType, CacheTypes, KvCache};
 pub(crate) use runner::LoadTimes;
-pub use runner::{DEFAULT_CONTEXT, Runner, RunnerOptions};
+pub use runner::{DEFAULT_CONTEXT, Runner, RunnerOptions, available_memory};
 pub use sampler::{History, Sampler, log_probability};
 pub use sampling_params::SamplingParams;
 pub use sequence::Sequence;

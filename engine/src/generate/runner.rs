@@ -373,7 +373,8 @@ fn cache_types(config: &ModelConfig, options: &RunnerOptions) -> CacheTypes {
 }
 
 /// Bytes of memory that can still be had, where the system says so.
-fn available_memory() -> Option<u64> {
+#[must_use]
+pub fn available_memory() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text
         .lines()

@@ -13,13 +13,14 @@ use super::record::{self, Place, Row};
 use super::roofline::Cost;
 use super::sample::{Sample, relative_error};
 use super::timing::{self, Spread};
-use super::{Bench, values};
+use super::{Bench, check_room, values};
 use crate::args::AttentionBench;
 use crate::failure::Usage;
 
 /// Runs the command.
 pub(super) fn run(args: &AttentionBench) -> Result<()> {
     let plan = Plan::new(args)?;
+    check_room("caches of so many tokens", plan.elements())?;
     let mut bench = Bench::new(&args.options)?;
     let threads = bench.backend.threads();
     let mut peers = Peer::start_all(&args.options.peer, "attention", threads)?;
@@ -86,6 +87,17 @@ impl Plan {
             loads: prompts.chain(steps).collect(),
             caches: caches(&args.kv)?,
         })
+    }
+
+    /// Numbers that each load needs at least: keys and values.
+    fn elements(&self) -> impl Iterator<Item = u128> {
+        let widest = self
+            .geometries
+            .iter()
+            .map(|(_, geometry)| geometry.kv_heads * geometry.head_size);
+        let widest = 2 * widest.max().unwrap_or(1) as u128;
+        let tokens = |load: &Load| load.sequences as u128 * load.context as u128;
+        self.loads.iter().map(move |load| widest * tokens(load))
     }
 }
 

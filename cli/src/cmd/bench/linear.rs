@@ -13,16 +13,17 @@ use super::record::{self, Place, Row};
 use super::roofline::Cost;
 use super::sample::relative_error;
 use super::timing::{self, Spread};
-use super::{Bench, or, values};
+use super::{Bench, check_room, or, values};
 use crate::args::{LINEAR_SCHEMES, LinearBench};
 
 /// Runs the command.
 pub(super) fn run(args: &LinearBench) -> Result<()> {
+    let plan = Plan::new(args);
+    check_room("layers of these shapes and rows", plan.elements())?;
     let mut bench = Bench::new(&args.options)?;
     let threads = bench.backend.threads();
     let mut peers = Peer::start_all(&args.options.peer, "linear", threads)?;
     let folder = Exchange::new()?;
-    let plan = Plan::new(args);
     for (i, &shape) in plan.shapes.iter().enumerate() {
         if i == plan.shapes.len() / 2 {
             bench.measure_ceilings()?;
@@ -57,6 +58,15 @@ impl Plan {
             shapes: or(&args.shape, shapes),
             schemes: names.into_iter().filter_map(Scheme::named).collect(),
         }
+    }
+
+    /// Numbers that each shape needs at least: weights, rows in and rows out.
+    fn elements(&self) -> impl Iterator<Item = u128> {
+        let most = self.m.iter().copied().max().unwrap_or(1) as u128;
+        self.shapes.iter().map(move |&[n, k]| {
+            let (n, k) = (n as u128, k as u128);
+            n * k + most * (n + k)
+        })
     }
 }
 

@@ -21,7 +21,8 @@ mod values;
 
 use std::sync::Arc;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
+use cider::generate::available_memory;
 use cider_kernels::{Ceilings, CpuBackend};
 
 use self::record::{Record, Row};
@@ -35,6 +36,19 @@ pub(crate) fn run(command: &BenchCommand) -> Result<()> {
         BenchCommand::Linear(args) => linear::run(args),
         BenchCommand::Model(args) => model::run(args),
     }
+}
+
+/// Refuses work of so many elements of four bytes, the largest of all that is asked for, where memory is short of it.
+fn check_room(what: &str, elements: impl Iterator<Item = u128>) -> Result<()> {
+    let bytes = 4 * elements.max().unwrap_or(0);
+    let available = available_memory().unwrap_or(u64::MAX);
+    ensure!(
+        bytes < u128::from(available),
+        "{what} need {:.1} GB, {:.1} GB of memory is available",
+        bytes as f64 / 1e9,
+        available as f64 / 1e9
+    );
+    Ok(())
 }
 
 /// What every measurement needs: the device, its ceilings, and where the results go.

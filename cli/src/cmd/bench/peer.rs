@@ -1,6 +1,6 @@
 //! Other programs that do the same work: child processes that answer one JSON line with another.
 
-use std::io::{self, BufRead as _, BufReader, Write as _};
+use std::io::{self, BufRead, BufReader, Read as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
@@ -10,6 +10,8 @@ use std::{env, fs, process, thread};
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use serde::Deserialize;
 use serde_json::{Map, Value};
+
+use crate::interrupt::Cleaner;
 
 /// A variant of another program, ready to be asked.
 pub(super) struct Peer {
@@ -23,25 +25,35 @@ pub(super) struct Peer {
     lines: Receiver<io::Result<String>>,
 }
 
-/// A folder for the arrays that go back and forth; gone in the end.
-pub(super) struct Exchange(PathBuf);
+/// A folder for the arrays that go back and forth; gone in the end, and when a signal ends the program.
+pub(super) struct Exchange {
+    path: PathBuf,
+    _cleaner: Cleaner,
+}
 
 impl Exchange {
     pub(super) fn new() -> Result<Self> {
         let path = env::temp_dir().join(format!("cider-bench-{}", process::id()));
         fs::create_dir_all(&path).with_context(|| path.display().to_string())?;
-        Ok(Self(path))
+        let folder = path.clone();
+        let cleaner = Cleaner::new(move || {
+            let _ = fs::remove_dir_all(&folder);
+        });
+        Ok(Self {
+            path,
+            _cleaner: cleaner.context("signals")?,
+        })
     }
 
     pub(super) fn path(&self) -> &Path {
-        &self.0
+        &self.path
     }
 }
 
 impl Drop for Exchange {
     fn drop(&mut self) {
         // What cannot be removed is the system's to clean up.
-        let _ = fs::remove_dir_all(&self.0);
+        let _ = fs::remove_dir_all(&self.path);
     }
 }
 
@@ -95,11 +107,12 @@ impl Peer {
         if let Some(stdout) = child.stdout.take() {
             // Ends with the program, or when nobody listens any more.
             thread::spawn(move || {
-                let lines = BufReader::new(stdout).lines();
-                lines
-                    .map(|line| sender.send(line))
-                    .take_while(Result::is_ok)
-                    .count()
+                let mut reader = BufReader::new(stdout);
+                while let Some(line) = read_line(&mut reader) {
+                    if sender.send(line).is_err() {
+                        break;
+                    }
+                }
             });
         }
         let mut peer = Self {
@@ -214,10 +227,27 @@ impl Drop for Peer {
     }
 }
 
+/// The next line without its end, unless it is the last; an endless one is an error.
+fn read_line(reader: &mut impl BufRead) -> Option<io::Result<String>> {
+    let mut line = String::new();
+    match reader.take(LONGEST_LINE).read_line(&mut line) {
+        Ok(0) => None,
+        Ok(bytes) if bytes as u64 == LONGEST_LINE => Some(Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            format!("a line of {LONGEST_LINE} bytes or more"),
+        ))),
+        Ok(_) => Some(Ok(line.trim_end_matches(['\n', '\r']).to_owned())),
+        Err(error) => Some(Err(error)),
+    }
+}
+
 /// The start of a line that is not what it should be.
 fn excerpt(line: &str) -> String {
     format!("{:?}", line.chars().take(200).collect::<String>())
 }
+
+/// Bytes that no line of a program has.
+const LONGEST_LINE: u64 = 16 << 20;
 
 /// How long a program may take for one answer: preparing may mean to convert a model.
 const PATIENCE: Duration = Duration::from_mins(15);
