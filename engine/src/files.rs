@@ -87,7 +87,10 @@ pub enum Unread {
 }
 
 /// Refuses to replace what is there and is no regular file.
-pub(crate) fn check_target(path: &Path) -> io::Result<()> {
+///
+/// # Errors
+/// When a folder, a device, a pipe or a socket is there.
+pub fn check_target(path: &Path) -> io::Result<()> {
     match fs::metadata(path) {
         Ok(there) => check_regular(&there),
         Err(_) => Ok(()),

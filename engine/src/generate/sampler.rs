@@ -268,7 +268,9 @@ pub fn log_probability(logits: &[f32], id: u32) -> Option<f32> {
     Some((f64::from(logit) - log_sum_exp(logits)) as f32)
 }
 
-fn log_sum_exp(logits: &[f32]) -> f64 {
+/// The logarithm of the sum of the exponentials.
+#[must_use]
+pub fn log_sum_exp(logits: &[f32]) -> f64 {
     let largest = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
     let sum: f64 = logits
         .iter()

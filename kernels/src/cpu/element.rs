@@ -5,6 +5,22 @@ use half::{bf16, f16};
 use super::simd::Simd;
 use crate::dtype::DType;
 
+/// Writes sixteen floats, rounded to a type of floats.
+///
+/// # Safety
+/// Sixteen elements of `dtype` must be writable.
+#[inline(always)]
+pub(super) unsafe fn store<S: Simd>(s: S, dtype: DType, p: *mut u8, v: S::F) {
+    // SAFETY: the caller promises sixteen.
+    unsafe {
+        match dtype {
+            DType::F32 => s.store(p.cast(), v),
+            DType::Bf16 => s.store_bf16(p.cast(), v),
+            _ => s.store_f16(p.cast(), v),
+        }
+    }
+}
+
 /// An element of rows or of the cache.
 pub(super) trait Element: Copy {
     /// The type.

@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 
 use half::{bf16, f16};
 
-use super::element::Element;
+use super::element::{Element, store};
 use super::pack::{lane, step_bytes, step_columns, tile_bytes};
 use super::raw::Shared;
 use super::simd::{Kernel, LANES, Simd};
@@ -391,13 +391,7 @@ fn convert<S: Simd, T: Element>(s: S, stored: &[u8], dtype: DType, out: &mut [u8
     for (i, out) in out.chunks_exact_mut(LANES * dtype.size()).enumerate() {
         let v = load::<S, T>(s, stored, i);
         // SAFETY: the chunk has sixteen elements.
-        unsafe {
-            match dtype {
-                DType::Bf16 => s.store_bf16(out.as_mut_ptr().cast(), v),
-                DType::F16 => s.store_f16(out.as_mut_ptr().cast(), v),
-                _ => s.store(out.as_mut_ptr().cast(), v),
-            }
-        }
+        unsafe { store(s, dtype, out.as_mut_ptr(), v) };
     }
 }
 

@@ -210,7 +210,7 @@ impl<'a> Job<'a> {
         task: (u64, usize),
     ) -> Room {
         let begins = scratch.packed.is_none_or(|packed| packed.0 != task.0);
-        let fresh = scratch.packed == Some(task);
+        let is_packed = scratch.packed == Some(task);
         let (floats, _) = scratch.take(floats, 0);
         let (waiting, floats) = floats.split_at_mut(self.waiting(self.plan, self.panels));
         let sums: *mut u8 = waiting.as_mut_ptr().cast();
@@ -222,7 +222,7 @@ impl<'a> Job<'a> {
             LinearInput::Float(x) => {
                 let (row, out) = floats.split_at_mut(x.cols().next_multiple_of(LANES));
                 let packed = out.as_ptr().cast();
-                if !fresh {
+                if !is_packed {
                     let end = (task.1 + self.plan.panels_each).min(self.panels.count());
                     backend.level.run(Pack {
                         x,
@@ -447,7 +447,7 @@ impl Task<'_> {
         let bytes = job.tile_bytes;
         let next = tiles.first + tiles.count;
         let last = next >= self.tiles.end;
-        let end = next >= job.weights.n.div_ceil(LANES);
+        let behind_all = next >= job.shape.tiles;
         if self.panels.len() == 1 {
             let fetch = Fetch {
                 ahead: AHEAD,
@@ -455,7 +455,7 @@ impl Task<'_> {
                 share: 0,
                 turn: tiles.steps.saturating_sub(AHEAD / P::BYTES),
                 // Behind the end of the weights comes nothing: these once more, which costs nothing.
-                jump: if end {
+                jump: if behind_all {
                     0_usize.wrapping_sub(AHEAD)
                 } else {
                     (tiles.count - 1) * bytes

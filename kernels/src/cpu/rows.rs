@@ -3,7 +3,7 @@
 use half::{bf16, f16};
 
 use super::CpuBackend;
-use super::element::Element;
+use super::element::{Element, store};
 use super::raw::Shared;
 use super::simd::{Kernel, LANES, Simd};
 use crate::backend::RowsOut;
@@ -218,13 +218,7 @@ impl<'a> OutRows<'a> {
         let (row, col) = (output.0, output.1 * LANES);
         if columns == LANES {
             // SAFETY: sixteen columns from `col` on are this thread's.
-            unsafe {
-                match self.dtype {
-                    DType::F32 => s.store(self.at(row, col), v),
-                    DType::Bf16 => s.store_bf16(self.at(row, col), v),
-                    _ => s.store_f16(self.at(row, col), v),
-                }
-            }
+            unsafe { store(s, self.dtype, self.at(row, col), v) };
             return;
         }
         let mut lanes = [0_f32; LANES];
@@ -258,11 +252,7 @@ impl<'a> OutRows<'a> {
             // SAFETY: the chunk has sixteen elements, and the columns are this thread's.
             unsafe {
                 let v = s.load(chunk.as_ptr());
-                match self.dtype {
-                    DType::F32 => s.store(self.at(row, col + i * LANES), v),
-                    DType::Bf16 => s.store_bf16(self.at(row, col + i * LANES), v),
-                    _ => s.store_f16(self.at(row, col + i * LANES), v),
-                }
+                store(s, self.dtype, self.at(row, col + i * LANES), v);
             }
         }
         self.put_floats(row, col + done, tail);

@@ -5,7 +5,9 @@ use std::time::Instant;
 
 use anyhow::{Result, ensure};
 use cider::Scheme;
-use cider::generate::{ImageFeatures, Logits, PromptImage, Runner, Sequence, Work, place_images};
+use cider::generate::{
+    ImageFeatures, Logits, PromptImage, Runner, Sequence, Work, log_sum_exp, place_images,
+};
 use cider::image::{ImageLimits, ImageProcessor, ImageSize, Patches, RgbImage};
 use cider::load::{ModelConfig, VisionConfig};
 
@@ -274,22 +276,12 @@ fn attention_cost(options: &ModelOptions, operations: f64) -> Cost {
 
 /// The divergence of what `found` says of the next token from what `expected` says, in nats.
 fn kl_divergence(expected: &[f32], found: &[f32]) -> f64 {
-    let (p, q) = (normalizer(expected), normalizer(found));
+    let (p, q) = (log_sum_exp(expected), log_sum_exp(found));
     let terms = expected.iter().zip(found).map(|(&expected, &found)| {
         let log_p = f64::from(expected) - p;
         log_p.exp() * (log_p - (f64::from(found) - q))
     });
     terms.sum()
-}
-
-/// The logarithm of the sum of the exponentials.
-fn normalizer(logits: &[f32]) -> f64 {
-    let largest = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
-    let sum: f64 = logits
-        .iter()
-        .map(|&logit| (f64::from(logit) - largest).exp())
-        .sum();
-    largest + sum.ln()
 }
 
 fn likeliest(logits: &[f32]) -> Option<usize> {

@@ -8,6 +8,7 @@ use std::process::Command;
 use std::{env, process};
 
 use anyhow::{Context as _, Result};
+use cider::files::check_target as check_regular;
 use cider_kernels::{Caches, Ceilings, CpuBackend, Topology};
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -250,12 +251,7 @@ pub(super) fn check_target(path: &Path) -> Result<()> {
         path.display()
     );
     // A device or a pipe would be gone, and a file in its place.
-    anyhow::ensure!(
-        fs::metadata(path).map_or(true, |found| found.is_file()),
-        "{}: not a regular file",
-        path.display()
-    );
-    Ok(())
+    check_regular(path).with_context(|| path.display().to_string())
 }
 
 /// The version of the sources around the program, where it lies in a checkout.

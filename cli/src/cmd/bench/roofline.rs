@@ -118,6 +118,15 @@ impl Cost {
 mod tests {
     use super::*;
 
+    fn cost(unit: Unit, operations: f64, bytes: f64) -> Cost {
+        Cost {
+            unit,
+            operations,
+            bytes,
+            ..Cost::NOTHING
+        }
+    }
+
     #[test]
     fn the_longer_of_reading_and_computing_counts() {
         let ceilings = Ceilings {
@@ -126,12 +135,6 @@ mod tests {
             f32: 100.0,
             read: 10.0,
         };
-        let cost = |unit, operations, bytes| Cost {
-            unit,
-            operations,
-            bytes,
-            ..Cost::NOTHING
-        };
         assert_eq!(cost(Unit::Int8, 2000.0, 10.0).least(&ceilings), 2.0);
         assert_eq!(cost(Unit::Int8, 2000.0, 30.0).least(&ceilings), 3.0);
         assert_eq!(cost(Unit::Bf16, 200.0, 1.0).least(&ceilings), 2.0);
@@ -139,6 +142,7 @@ mod tests {
         assert!(cost(Unit::Int8, 1000.0, 3.0).is_memory_bound(&ceilings));
         assert!(!cost(Unit::Int8, 1000.0, 2.0).is_memory_bound(&ceilings));
     }
+
     #[test]
     fn units_that_follow_each_other_add_up() {
         let ceilings = Ceilings {
@@ -146,12 +150,6 @@ mod tests {
             bf16: Some(200.0),
             f32: 100.0,
             read: 10.0,
-        };
-        let cost = |unit, operations, bytes| Cost {
-            unit,
-            operations,
-            bytes,
-            ..Cost::NOTHING
         };
         let reading = cost(Unit::Memory, 0.0, 5.0);
         let both = reading
