@@ -94,7 +94,7 @@ fn every_level_gives_the_same_bits_of_a_trained_model() {
 
 #[test]
 fn chunks_threads_and_company_do_not_show() {
-    let folder = folder("company");
+    let folder = folder("bits-company");
     let others = folder.join("others.txt");
     let lines = [ids(90, 300), ids(7, 200), ids(1, 100), ids(33, 310)];
     fs::write(&others, lines.join("\n")).unwrap();

@@ -1,10 +1,11 @@
 //! Running the program, and the models it runs on.
 
+use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock};
 use std::{fs, thread};
 
 use cider::Isa;
@@ -88,6 +89,9 @@ pub(crate) fn testdata(name: &str) -> PathBuf {
 
 /// An empty folder of this test.
 pub(crate) fn folder(test: &str) -> PathBuf {
+    // Tests run side by side: of two with one folder, each would empty the other's.
+    let fresh = TAKEN.lock().unwrap().insert(test.to_owned());
+    assert!(fresh, "two folders are named {test}");
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(test);
     if folder.exists() {
         fs::remove_dir_all(&folder).unwrap();
@@ -95,6 +99,9 @@ pub(crate) fn folder(test: &str) -> PathBuf {
     fs::create_dir_all(&folder).unwrap();
     folder
 }
+
+/// The names of folders so far.
+static TAKEN: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
 
 /// F-TINY, built from its recipe.
 pub(crate) fn f_tiny() -> &'static Path {
