@@ -122,7 +122,7 @@ fn slips_with_pictures_are_said() {
         .arg(&copy)
         .arg("-o")
         .arg(&copy);
-    refused(&finish(&mut command), &["one of the pictures"]);
+    refused(&finish(&mut command), &["would replace what is read"]);
     let mut command = cider();
     command.args([
         "run",
@@ -270,7 +270,7 @@ fn options_of_pictures_that_contradict_each_other() {
     );
     refused(
         &with(&["--max-image-tokens", "0"]),
-        &["--max-image-tokens", "above 0"],
+        &["--max-image-tokens", "from 1 to"],
     );
     let tokens = [
         "debug", "logits", MODEL, "--tokens", "1", "-o", "x", "--image", picture,

@@ -370,11 +370,6 @@ pub(crate) fn greedy(engine: &mut Engine, seen: &Seen, tokens: usize) -> (Vec<u3
     (generated, chosen)
 }
 
-fn argmax(logits: &[f32]) -> u32 {
-    let most = logits.iter().copied().fold(f32::MIN, f32::max);
-    logits.iter().position(|&value| value == most).unwrap() as u32
-}
-
 /// The last row of logits.
 pub(crate) fn last_row<'a>(engine: &Engine, logits: &'a [f32]) -> &'a [f32] {
     &logits[logits.len() - engine.runner().config().vocab_size..]
