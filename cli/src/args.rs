@@ -263,7 +263,7 @@ pub(crate) struct ModelBench {
     #[arg(long, value_name = "N", value_delimiter = ',', allow_hyphen_values = true, value_parser = numbers::positive)]
     pub(crate) prompt: Vec<usize>,
     /// Tokens that are generated in each round [default: 32]
-    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = numbers::positive)]
+    #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = numbers::positive)]
     pub(crate) tokens: Option<usize>,
     /// A picture of this size in front of the prompt. Where --vision-scheme quantises the tower, the divergence of the
     /// text's next tokens from those behind an unquantised tower is measured too
@@ -301,17 +301,17 @@ pub(crate) struct LinearBench {
 #[derive(Debug, Args)]
 pub(crate) struct BenchOptions {
     /// Threads [default: physical cores, or fewer where a quota says so]
-    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = numbers::threads)]
+    #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = numbers::threads)]
     pub(crate) threads: Option<usize>,
     /// Rounds; in each, everybody runs once [default: 7, or 2 with --quick]
-    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = numbers::rounds)]
+    #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = numbers::rounds)]
     pub(crate) rounds: Option<usize>,
     /// Another program to measure in the same rounds: a command that answers requests as bench/peers/README.md says; may be
     /// given several times
     #[arg(long, value_name = "CMD")]
     pub(crate) peer: Vec<String>,
     /// Seconds that a peer may take for one answer; one that takes longer is ended, and everybody else goes on
-    #[arg(long, value_name = "S", default_value = "120", allow_negative_numbers = true, value_parser = numbers::seconds)]
+    #[arg(long, value_name = "S", default_value = "120", allow_hyphen_values = true, value_parser = numbers::seconds)]
     pub(crate) peer_timeout: u64,
     /// Small shapes and few rounds: to see that everything works, not how fast it is
     #[arg(long)]

@@ -34,15 +34,15 @@ impl<'a> Targets<'a> {
         Ok(Self { found })
     }
 
-    /// Refuses to replace a file that the command reads, or one in a folder that it reads.
+    /// Refuses to replace a file that the command reads, or one of a model's in a folder that it reads.
     pub(crate) fn are_not<'b>(&self, inputs: impl IntoIterator<Item = &'b Path>) -> Result<()> {
         for input in inputs {
             let Ok(read) = input.canonicalize() else {
                 continue;
             };
             for (option, path, target) in &self.found {
-                let is_within = read.is_dir() && target.parent() == Some(&read) && target.exists();
-                if is_within || *target == read {
+                let is_within = read.is_dir() && target.parent() == Some(&read);
+                if *target == read || is_within && target.exists() && is_of_model(target) {
                     let (path, input) = (shown(*path), shown(input));
                     let what = format!("{option} {path} would replace what is read: {input}");
                     return Err(Usage(what).into());
@@ -51,6 +51,13 @@ impl<'a> Targets<'a> {
         }
         Ok(())
     }
+}
+
+/// Whether a file has the name of one that makes up a model.
+fn is_of_model(path: &Path) -> bool {
+    let kinds = ["safetensors", "gguf", "json", "jinja"];
+    path.extension()
+        .is_some_and(|found| kinds.iter().any(|kind| found == *kind))
 }
 
 /// Writes a file, whole or not at all, whatever signal comes.
@@ -96,7 +103,9 @@ mod tests {
             let refused = one(path).unwrap_err().to_string();
             assert!(refused.contains("would replace what is read"), "{refused}");
         }
-        one(&folder.join("model/new")).unwrap();
+        one(&folder.join("model/new.json")).unwrap();
+        fs::write(folder.join("model/logits"), "").unwrap();
+        one(&folder.join("model/logits")).unwrap();
         one(&folder.join("b")).unwrap();
         fs::remove_dir_all(&folder).unwrap();
     }
