@@ -73,7 +73,11 @@ fn pair(text: &str, form: &str, example: &str) -> Result<[usize; 2], String> {
     })
 }
 
-fn whole<T: FromStr + PartialOrd + Display>(text: &str, low: T, high: T) -> Result<T, String> {
+fn whole<T: FromStr + PartialOrd + Display + Copy>(
+    text: &str,
+    low: T,
+    high: T,
+) -> Result<T, String> {
     match text.parse() {
         Ok(number) if low <= number && number <= high => Ok(number),
         _ => Err(format!("expected a whole number from {low} to {high}")),

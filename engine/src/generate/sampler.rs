@@ -466,6 +466,8 @@ mod tests {
         assert_eq!(draw(&greedy, &[1.0, 3.0, -2.0, 3.0], 1), [1]);
         assert_eq!(draw(&greedy, &[-5.0, -4.0, -4.0], 1), [1]);
         assert_eq!(draw(&greedy, &[f32::MIN, f32::MIN], 1), [0]);
+        assert_eq!(argmax(&[0.0, 2.0, 2.0]), 1);
+        assert_eq!(argmax(&[f32::NAN, f32::NEG_INFINITY, -1.0, f32::NAN]), 2);
     }
 
     #[test]

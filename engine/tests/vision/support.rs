@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::{env, fs, process};
 
 use cider::generate::{
-    Logits, PromptImage, RunnerOptions, SamplingParams, Sequence, Work, find_images,
+    Logits, PromptImage, RunnerOptions, SamplingParams, Sequence, Work, argmax, find_images,
 };
 use cider::image::{ImageLimits, ImageSize, ImageSource, PixelBudget, RgbImage};
 use cider::text::{Content, Message, Part, RenderOptions, Role};

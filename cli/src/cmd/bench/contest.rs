@@ -64,9 +64,10 @@ pub(super) fn measure(
     contenders: Vec<Contender>,
     mut ours: impl FnMut(usize, usize) -> Result<Vec<f64>>,
 ) -> Result<Vec<(Contender, Spread)>> {
-    let utmost = match peers.is_empty() {
-        true => bench.best(),
-        false => bench.utmost()?,
+    let utmost = if peers.is_empty() {
+        bench.best()
+    } else {
+        bench.utmost()?
     };
     let figures = timing::interleave(contenders.len(), bench.rounds(), |number, repetitions| {
         let Contender {

@@ -134,13 +134,12 @@ impl<'a> Bench<'a> {
         if self.backend.isa() == Isa::best() {
             return Ok(self.best());
         }
-        let free = match self.free.get() {
-            Some(free) => *free,
-            None => {
-                let backend = CpuBackend::new(Isa::best(), self.backend.threads())?;
-                let found = Ceilings::measure_with(&backend, 1)?;
-                *self.free.get_or_init(|| found)
-            }
+        let free = if let Some(free) = self.free.get() {
+            *free
+        } else {
+            let backend = CpuBackend::new(Isa::best(), self.backend.threads())?;
+            let found = Ceilings::measure_with(&backend, 1)?;
+            *self.free.get_or_init(|| found)
         };
         Ok(free.best(self.best()))
     }

@@ -17,7 +17,7 @@ use crate::interrupt::Cleaner;
 
 /// The programs that are measured.
 pub(super) struct Peers {
-    peers: Vec<Peer>,
+    all: Vec<Peer>,
     /// How long each may take for an answer.
     patience: Duration,
     given_up: Vec<GivenUp>,
@@ -140,7 +140,7 @@ impl Peers {
                 None => self.start_one(command, threads)?.map(|(peer, _)| peer),
             };
             if let Some(peer) = started {
-                self.peers.push(Peer { variant, ..peer });
+                self.all.push(Peer { variant, ..peer });
             }
         }
         Ok(())
@@ -174,19 +174,19 @@ impl Peers {
     /// Nobody.
     pub(super) fn none() -> Self {
         Self {
-            peers: Vec::new(),
+            all: Vec::new(),
             patience: Duration::ZERO,
             given_up: Vec::new(),
         }
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.peers.is_empty()
+        self.all.is_empty()
     }
 
     /// The one of a number.
     pub(super) fn get(&self, number: usize) -> &Peer {
-        &self.peers[number]
+        &self.all[number]
     }
 
     /// Ends them; gives those that had to be ended before, since they did not answer.
@@ -198,7 +198,7 @@ impl Peers {
     /// replied.
     pub(super) fn prepare(&mut self, request: &Value) -> Result<Vec<(usize, Map<String, Value>)>> {
         let mut able = Vec::new();
-        for (number, peer) in self.peers.iter_mut().enumerate() {
+        for (number, peer) in self.all.iter_mut().enumerate() {
             if let Some(reply) = peer.prepare(request, self.patience, &mut self.given_up)? {
                 able.push((number, reply));
             }
@@ -209,7 +209,7 @@ impl Peers {
     /// Has each do the work once and checks its answer; gives the numbers of those that can, with their errors.
     pub(super) fn check(&mut self, question: &Question<'_>) -> Result<Vec<(usize, f64)>> {
         let mut able = Vec::new();
-        for (number, peer) in self.peers.iter_mut().enumerate() {
+        for (number, peer) in self.all.iter_mut().enumerate() {
             let reply = peer.prepare(&question.request, self.patience, &mut self.given_up)?;
             if reply.is_none() {
                 continue;
@@ -237,7 +237,7 @@ impl Peers {
         repetitions: usize,
         (cost, ceilings): (&Cost, &Ceilings),
     ) -> Result<Option<Vec<f64>>> {
-        let peer = &mut self.peers[number];
+        let peer = &mut self.all[number];
         let (request, count) = ask.request(repetitions);
         let start = Instant::now();
         let Some(mut reply) = peer.ask(&request, self.patience, &mut self.given_up)? else {
