@@ -17,7 +17,7 @@ pub use images::{ImageFeatures, PromptImage, find_images, place_images};
 pub use kv_cache::{CacheType, CacheTypes, KvCache};
 pub(crate) use runner::LoadTimes;
 pub use runner::{DEFAULT_CONTEXT, Runner, RunnerOptions, available_memory};
-pub use sampler::{History, Sampler, log_probability, log_sum_exp};
+pub use sampler::{History, Sampler, argmax, log_probability, log_sum_exp};
 pub use sampling_params::SamplingParams;
 pub use sequence::Sequence;
 pub use stop::{StopReason, eos_ids};
