@@ -1,6 +1,7 @@
 //! Generating text: sequences, the cache, steps, the choice of the next token and the end.
 
 mod batch;
+mod constraint;
 mod images;
 mod kv_cache;
 mod random;
@@ -13,6 +14,7 @@ mod stop;
 pub(crate) use batch::Batch;
 pub use batch::{Logits, Work};
 pub(crate) use images::check_places;
+pub use constraint::Constraint;
 pub use images::{ImageFeatures, PromptImage, find_images, place_images};
 pub use kv_cache::{CacheType, CacheTypes, KvCache};
 pub(crate) use runner::LoadTimes;
