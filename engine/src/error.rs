@@ -83,6 +83,9 @@ pub enum Error {
         /// The position of the token in its sequence.
         position: usize,
     },
+    /// The program went wrong while it worked at a request; what others asked for goes on.
+    #[error("internal error: {0}")]
+    Panicked(String),
     /// A request asks for something that cannot be done.
     #[error("{0}")]
     Request(String),

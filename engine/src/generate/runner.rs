@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use cider_kernels::{Backend, DType};
+use cider_kernels::{Backend, DType, KV_BLOCK};
 
 use super::batch::{Batch, Work};
 use super::images::ImageFeatures;
@@ -260,6 +260,25 @@ impl Runner {
         };
         let columns = self.arena.logits.cols();
         Ok(&mut self.arena.logits.as_mut_slice::<f32>()?[row * columns..][..columns])
+    }
+
+    /// The cache.
+    pub(crate) fn cache(&self) -> &KvCache {
+        &self.cache
+    }
+
+    /// The cache, to share what sequences begin with.
+    pub(crate) fn cache_mut(&mut self) -> &mut KvCache {
+        &mut self.cache
+    }
+
+    /// Replaces the cache, of which nobody holds anything, with one of `tokens` tokens for `sequences` sequences
+    /// at once, which may share blocks.
+    pub(crate) fn replace_cache(&mut self, tokens: usize, sequences: usize) -> Result<()> {
+        self.cache = KvCache::new(self.model.config(), self.cache_types, tokens)?;
+        let blocks = sequences.saturating_mul(self.context.min(tokens).div_ceil(KV_BLOCK));
+        self.batch = Batch::with_capacity(self.rows, blocks, self.model.config().rope_axes());
+        Ok(())
     }
 
     /// Takes the cache of a sequence back.
