@@ -12,6 +12,7 @@ mod memory;
 mod model;
 mod pictures;
 mod progress;
+mod server;
 
 use std::process::ExitCode;
 
@@ -24,7 +25,10 @@ fn main() -> ExitCode {
     // What `info` and the other `debug` commands find out is their output; these have a course to report.
     let has_course = matches!(
         cli.command,
-        Command::Bench(_) | Command::Run(_) | Command::Debug(DebugCommand::Logits(_))
+        Command::Bench(_)
+            | Command::Run(_)
+            | Command::Serve(_)
+            | Command::Debug(DebugCommand::Logits(_))
     );
     log::start(cli.quiet || !has_course);
     let result = match &cli.command {
@@ -32,6 +36,7 @@ fn main() -> ExitCode {
         Command::Debug(args) => cmd::debug::run(args),
         Command::Info(args) => cmd::info::run(args),
         Command::Run(args) => cmd::run::run(args, cli.quiet),
+        Command::Serve(args) => cmd::serve::run(args, cli.quiet),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -37,6 +37,11 @@ pub(super) struct Share {
 }
 
 impl Share {
+    /// Bytes that it holds.
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
     /// Takes more.
     pub(super) fn take(&mut self, bytes: usize) -> Result<(), ApiError> {
         let Budget { held, limit } = &self.budget;
@@ -47,9 +52,9 @@ impl Share {
         Ok(())
     }
 
-    /// Holds no more than so many from now on.
-    pub(super) fn shrink(&mut self, bytes: usize) {
-        let surplus = self.bytes.saturating_sub(bytes);
+    /// Gives so many back.
+    pub(super) fn give(&mut self, bytes: usize) {
+        let surplus = self.bytes.min(bytes);
         self.budget.held.fetch_sub(surplus, Ordering::Relaxed);
         self.bytes -= surplus;
     }
@@ -57,7 +62,7 @@ impl Share {
 
 impl Drop for Share {
     fn drop(&mut self) {
-        self.shrink(0);
+        self.give(self.bytes);
     }
 }
 
@@ -71,7 +76,7 @@ mod tests {
         let (mut one, mut two) = (budget.share(), budget.share());
         assert!(one.take(6).is_ok() && two.take(4).is_ok());
         assert!(two.take(1).is_err() && one.take(usize::MAX).is_err());
-        one.shrink(2);
+        one.give(4);
         assert_eq!(budget.held(), 6);
         drop(one);
         assert!(two.take(6).is_ok());

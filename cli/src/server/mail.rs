@@ -11,8 +11,6 @@ use super::error::ApiError;
 /// News of one of a request's answers.
 #[derive(Debug)]
 pub(super) enum News {
-    /// The engine has taken the request.
-    Accepted,
     /// So many tokens of the prompt are computed.
     Progress {
         done: usize,

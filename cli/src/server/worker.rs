@@ -208,8 +208,6 @@ impl<'a, C: Core> Loop<'a, C> {
         }
         match self.core.submit(request) {
             Ok(id) => {
-                // That nobody reads is seen before the next step.
-                let _ = outbox.send(News::Accepted);
                 let running = Running { outbox, asked, first: None, last: None };
                 self.requests.insert(id, running);
             }
@@ -374,7 +372,6 @@ mod tests {
         let (worker, thread, _cancelled) = started();
         let (mut refused, mut one) = (ask(&worker, &[7], 10_000), ask(&worker, &[1, 2], 10_000));
         assert!(matches!(refused.next().await, Some((0, News::Failed(error))) if error.code() == Code::InvalidValue));
-        assert!(matches!(one.next().await, Some((0, News::Accepted))));
         assert!(matches!(one.next().await, Some((0, News::Text { .. }))));
         assert!(matches!(one.next().await, Some((0, News::Text { .. }))));
         assert!(matches!(one.next().await, Some((0, News::Failed(error))) if error.code() == Code::NumericalError));
@@ -402,7 +399,7 @@ mod tests {
     async fn when_the_thread_is_gone_nobody_waits_for_it() {
         let (worker, thread, _cancelled) = started();
         let mut before = ask(&worker, &[1; 100_000], 10_000_000);
-        assert!(matches!(before.next().await, Some((0, News::Accepted))));
+        assert!(matches!(before.next().await, Some((0, News::Text { .. }))));
         let mut broken = ask(&worker, &[13], 10_000);
         assert!(thread.join().is_err());
         while before.next().await.is_some() {}

@@ -8,7 +8,6 @@ use super::shared::{StreamOptions, Timings, Usage};
 
 /// A chat to be continued.
 #[derive(Debug, Default, Deserialize, ToSchema)]
-#[serde(default)]
 pub(crate) struct ChatRequest {
     /// The name of the model
     pub(crate) model: Option<String>,
@@ -104,23 +103,16 @@ pub(crate) struct ChatMessage {
     pub(crate) role: Role,
     /// A text, or parts `{"type": "text", "text": ...}` and `{"type": "image_url", "image_url": {"url": ...}}` in any
     /// order; null beside `tool_calls`
-    #[serde(default)]
     pub(crate) content: Option<Value>,
     /// Calls that the assistant made
-    #[serde(default)]
     pub(crate) tool_calls: Option<Vec<Value>>,
     /// The call whose result a tool message brings
-    #[serde(default)]
     pub(crate) tool_call_id: Option<String>,
-    #[serde(default)]
     pub(crate) name: Option<String>,
     /// The thought before an assistant's content
-    #[serde(default)]
     pub(crate) reasoning_content: Option<String>,
-    #[serde(default)]
     #[schema(ignore)]
     pub(crate) refusal: Option<Value>,
-    #[serde(default)]
     #[schema(ignore)]
     pub(crate) annotations: Option<Value>,
 }

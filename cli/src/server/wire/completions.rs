@@ -8,7 +8,6 @@ use super::shared::{StreamOptions, Timings, Usage};
 
 /// A raw prompt to be continued; control tokens in it count.
 #[derive(Debug, Default, Deserialize, ToSchema)]
-#[serde(default)]
 pub(crate) struct CompletionRequest {
     /// The name of the model
     pub(crate) model: Option<String>,

@@ -6,13 +6,12 @@ mod shared;
 
 pub(super) use self::chat::{
     ChatChoice, ChatChunk, ChatChunkChoice, ChatCompletion, ChatDelta, ChatLogprobs, ChatMessage,
-    ChatRequest, FunctionCall, FunctionDelta, OutputMessage, Role, TokenLogprob, ToolCall,
-    ToolCallDelta, TopLogprob,
+    ChatRequest, OutputMessage, Role, TokenLogprob, TopLogprob,
 };
 pub(super) use self::completions::{
     Completion, CompletionChoice, CompletionLogprobs, CompletionRequest,
 };
 pub(super) use self::shared::{
-    CachedTokens, ErrorBody, ErrorDetail, Health, ModelCard, ModelList, Queue, StreamOptions,
+    CachedTokens, ErrorBody, ErrorDetail, Health, ModelCard, ModelList, Queue,
     Timings, TokenizeRequest, Tokenized, Usage,
 };

@@ -62,7 +62,6 @@ pub(crate) struct Timings {
 #[derive(Debug, Default, Deserialize, ToSchema)]
 pub(crate) struct StreamOptions {
     /// One more chunk with the usage, before the end
-    #[serde(default)]
     pub(crate) include_usage: Option<bool>,
 }
 
@@ -109,19 +108,13 @@ pub(crate) struct Health {
 /// A text or a chat whose tokens are asked for.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 pub(crate) struct TokenizeRequest {
-    #[serde(default)]
     pub(crate) model: Option<String>,
     /// Raw text, in which control tokens count
-    #[serde(default)]
     pub(crate) prompt: Option<String>,
     /// A chat, which goes through the chat template
-    #[serde(default)]
     pub(crate) messages: Option<Vec<ChatMessage>>,
-    #[serde(default)]
     pub(crate) images: Option<Vec<String>>,
-    #[serde(default)]
     pub(crate) tools: Option<Vec<Value>>,
-    #[serde(default)]
     pub(crate) chat_template_kwargs: Option<Map<String, Value>>,
 }
 
