@@ -12,7 +12,7 @@ use super::sequence::Sequence;
 use crate::error::{Error, Result};
 use crate::image::Patches;
 use crate::load::{Checkpoint, ModelConfig};
-use crate::models::{self, LoadOptions, Model, Progress};
+use crate::models::{self, ImageEncoding, LoadOptions, Model, Progress};
 use crate::nn::{Arena, Sizes};
 use crate::scheme::{Quantization, Scheme};
 
@@ -246,7 +246,29 @@ impl Runner {
         image: &Patches,
         watch: &mut dyn FnMut(usize, usize) -> bool,
     ) -> Result<ImageFeatures> {
-        self.model.encode(&*self.backend, image, watch)
+        let mut encoding = self.begin_image(image)?;
+        loop {
+            let (done, blocks) = encoding.progress();
+            if done < blocks && !watch(done, blocks) {
+                return Err(Error::Cancelled);
+            }
+            if let Some(features) = self.advance_image(&mut encoding)? {
+                return Ok(features);
+            }
+        }
+    }
+
+    /// Begins to make tokens of an image.
+    pub(crate) fn begin_image(&self, image: &Patches) -> Result<ImageEncoding> {
+        self.model.begin_image(&*self.backend, image)
+    }
+
+    /// Takes an image through the next block of the vision tower; its tokens, behind the last.
+    pub(crate) fn advance_image(
+        &self,
+        encoding: &mut ImageEncoding,
+    ) -> Result<Option<ImageFeatures>> {
+        self.model.advance_image(&*self.backend, encoding)
     }
 
     /// The logits of the `token`-th token of those asked for by the `work`-th work of the last step.

@@ -9,8 +9,8 @@ use crate::engine::image_cache::ImageKey;
 use crate::engine::request::Output;
 use crate::error::{Error, Result};
 use crate::generate::{
-    Constraint, ImageFeatures, PlacedDigest, PrefixDigest, PromptImage, Runnable, Sampler,
-    SamplingParams, Sequence, StopReason, blocks, find_runs, prefix_digests,
+    Constraint, History, ImageFeatures, Logprobs, PlacedDigest, PrefixDigest, PromptImage,
+    Runnable, Sampler, SamplingParams, Sequence, StopReason, blocks, find_runs, prefix_digests,
 };
 
 /// A request, from its arrival to its end.
@@ -28,6 +28,7 @@ pub(super) struct Entry {
     /// Made when the request's turn comes, for it takes room.
     sampler: Option<Sampler>,
     constraint: Option<Box<dyn Constraint>>,
+    logprobs: Option<Logprobs>,
     output: Output,
     /// What is not told yet.
     text: String,
@@ -36,6 +37,8 @@ pub(super) struct Entry {
     ignore_eos: bool,
     /// Tokens of the prompt that were remembered.
     pub(super) cached: usize,
+    /// Tokens that were there before blocks were taken away: what comes back of them is not counted again.
+    reached: usize,
     times: Times,
     /// Set when it is done.
     end: Option<End>,
@@ -47,9 +50,13 @@ pub(super) struct Picture {
     pub(super) tokens: usize,
     grid: [usize; 3],
     pub(super) key: ImageKey,
-    /// Until it is encoded.
-    pub(super) source: Option<PreparedImage>,
-    pub(super) features: Option<Arc<ImageFeatures>>,
+    pub(super) pixels: Pixels,
+}
+
+/// A picture, before and behind the vision tower.
+pub(super) enum Pixels {
+    Prepared(PreparedImage),
+    Encoded(Arc<ImageFeatures>),
 }
 
 struct Times {
@@ -84,12 +91,14 @@ impl Entry {
             sampling: request.sampling,
             sampler: None,
             constraint: request.constraint,
+            logprobs: logprobs(request.logprobs, frontend)?,
             output: Output::new(&request.stops)?.showing(request.shown),
             text: String::new(),
             infos: Vec::new(),
             deadline: request.deadline,
             ignore_eos: request.ignore_eos,
             cached: 0,
+            reached: 0,
             times: Times {
                 arrived: Instant::now(),
                 started: None,
@@ -148,11 +157,28 @@ impl Entry {
         self.sequence.computed() / crate::KV_BLOCK <= block && self.names.get(block) == Some(name)
     }
 
+    /// Counts the tokens from `before` on as remembered, unless they were there already.
+    pub(super) fn count_remembered(&mut self, before: usize) -> usize {
+        let new = self
+            .sequence
+            .computed()
+            .saturating_sub(before.max(self.reached));
+        self.cached += new;
+        new
+    }
+
+    /// Its blocks are taken away.
+    pub(super) fn notice_preemption(&mut self) {
+        self.reached = self.reached.max(self.sequence.computed());
+        self.sees = false;
+    }
+
     /// The first picture that must be encoded: the tokens of others are in the cache.
     pub(super) fn unseen(&mut self) -> Option<&mut Picture> {
         let computed = self.sequence.computed();
         let unseen = |picture: &&mut Picture| {
-            picture.features.is_none() && picture.start + picture.tokens > computed
+            let prepared = matches!(picture.pixels, Pixels::Prepared(_));
+            prepared && picture.start + picture.tokens > computed
         };
         self.pictures.iter_mut().find(unseen)
     }
@@ -202,11 +228,17 @@ impl Entry {
         let Some(sampler) = &mut self.sampler else {
             return Err(Error::Request("the request has not started".into()));
         };
-        let history = crate::generate::History {
+        if let Some(logprobs) = &mut self.logprobs {
+            logprobs.observe(logits);
+        }
+        let history = History {
             prompt: self.sequence.prompt(),
             generated: self.sequence.generated(),
         };
-        let id = sampler.sample(logits, history)?;
+        let id = match &mut self.constraint {
+            Some(rule) => sampler.sample_within(logits, history, Some(&mut **rule))?,
+            None => sampler.sample(logits, history)?,
+        };
         self.sequence.push(id);
         self.take(id, frontend);
         Ok(())
@@ -219,21 +251,30 @@ impl Entry {
         let ends = !self.ignore_eos && frontend.end_tokens().contains(&id);
         let mut stopped = ends;
         if !ends {
-            let bytes = self.output.bytes(id, frontend.tokenizer());
+            let info = self.info(id, frontend);
             let text = &mut self.text;
-            stopped = self.output.push(&bytes, &mut |piece| text.push_str(piece));
-            self.infos.push(TokenInfo {
-                id,
-                bytes,
-                logprob: 0.0,
-                top: Vec::new(),
-            });
+            stopped = self
+                .output
+                .push(&info.bytes, &mut |piece| text.push_str(piece));
+            self.infos.push(info);
         }
         let complete = self.constraint.as_ref().is_some_and(|rule| rule.finished());
         if stopped || complete {
             self.finish(StopReason::Stop);
         } else if self.sequence.generated().len() >= self.limit {
             self.finish(StopReason::Length);
+        }
+    }
+
+    fn info(&self, id: u32, frontend: &Frontend) -> TokenInfo {
+        let bytes = |id| self.output.bytes(id, frontend.tokenizer());
+        let logprobs = self.logprobs.as_ref();
+        let top = logprobs.map(|all| all.top().map(|(id, logprob)| (id, bytes(id), logprob)));
+        TokenInfo {
+            id,
+            bytes: bytes(id),
+            logprob: logprobs.and_then(|all| all.of(id)).unwrap_or_default(),
+            top: top.map_or_else(Vec::new, Iterator::collect),
         }
     }
 
@@ -295,14 +336,23 @@ impl Picture {
     }
 
     fn image(&self) -> Result<PromptImage> {
-        let features = match &self.features {
-            Some(features) => Arc::clone(features),
-            None => Arc::new(ImageFeatures::shape_only(self.tokens, self.grid)?),
+        let features = match &self.pixels {
+            Pixels::Encoded(features) => Arc::clone(features),
+            Pixels::Prepared(_) => Arc::new(ImageFeatures::shape_only(self.tokens, self.grid)?),
         };
         Ok(PromptImage {
             start: self.start,
             features,
         })
+    }
+}
+
+fn logprobs(count: Option<usize>, frontend: &Frontend) -> Result<Option<Logprobs>> {
+    match count {
+        Some(count) if count > MOST_LOGPROBS => Err(Error::Request(format!(
+            "logprobs is {count}, it must be at most {MOST_LOGPROBS}"
+        ))),
+        _ => Ok(count.map(|count| Logprobs::new(count, frontend.tokenizer().vocab_size()))),
     }
 }
 
@@ -322,8 +372,10 @@ fn pictures(request: &BatchRequest, frontend: &Frontend) -> Result<Vec<Picture>>
         tokens: image.tokens(),
         grid: image.patches().grid_thw,
         key: ImageKey::new(&request.salt, *image.digest()),
-        source: Some(image.clone()),
-        features: None,
+        pixels: Pixels::Prepared(image.clone()),
     });
     Ok(picture.collect())
 }
+
+/// The likeliest tokens that are told of each token at most.
+const MOST_LOGPROBS: usize = 20;

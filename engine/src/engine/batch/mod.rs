@@ -6,6 +6,7 @@
 mod entry;
 mod events;
 mod frontend;
+mod sight;
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -21,11 +22,11 @@ pub use self::events::{
     BatchEvent, BatchOptions, BatchRequest, BatchStats, Outcome, RequestId, Step, TokenInfo,
 };
 pub use self::frontend::{Frontend, PreparedImage};
-use super::image_cache::ImageCache;
+use self::sight::Sight;
 use super::{EngineOptions, Opened};
 use crate::error::{Error, Result};
 use crate::generate::{
-    Logits, Plan, Runnable, Runner, RunnerOptions, Scheduler, Share, StopReason, Work,
+    KvCache, Logits, Plan, Runnable, Runner, RunnerOptions, Scheduler, Share, StopReason, Work,
     available_memory, blocks,
 };
 use crate::models::Progress;
@@ -36,7 +37,7 @@ pub struct BatchEngine {
     runner: Runner,
     frontend: Arc<Frontend>,
     scheduler: Scheduler,
-    images: ImageCache,
+    sight: Sight,
     idle_ttl: Duration,
     /// In the order of their arrival, as those that run.
     waiting: VecDeque<Entry>,
@@ -96,7 +97,7 @@ impl BatchEngine {
             runner,
             frontend: Arc::new(frontend),
             scheduler,
-            images: ImageCache::new(options.image_cache_bytes),
+            sight: Sight::new(options.image_cache_bytes),
             idle_ttl: options.idle_ttl,
             waiting: VecDeque::new(),
             running: Vec::new(),
@@ -145,7 +146,8 @@ impl BatchEngine {
         self.runner.cache_mut().pool_mut().set_time(now);
         self.end_overdue(now);
         self.admit();
-        self.see(now);
+        let (running, counts) = (&mut self.running, &mut self.counts);
+        self.sight.step(&self.runner, running, counts, now);
         let shares = self.schedule();
         match self.run(&shares) {
             Ok(()) => self.postprocess(&shares),
@@ -168,7 +170,7 @@ impl BatchEngine {
             cached_blocks: pool.idle(),
             total_blocks: pool.total(),
             block_tokens: KV_BLOCK,
-            image_bytes: self.images.bytes(),
+            image_bytes: self.sight.images.bytes(),
             ..self.counts
         }
     }
@@ -178,7 +180,7 @@ impl BatchEngine {
         let pool = self.runner.cache_mut().pool_mut();
         pool.set_time(now);
         pool.forget_idle(self.idle_ttl);
-        self.images.forget_idle(now, self.idle_ttl);
+        self.sight.images.forget_idle(now, self.idle_ttl);
     }
 
     fn end_overdue(&mut self, now: Instant) {
@@ -212,61 +214,22 @@ impl BatchEngine {
         if let Err(error) = entry.start(self.runner.config().vocab_size, &self.frontend) {
             entry.fail(error);
         }
-        let remembered = attach(&mut self.runner, &mut entry);
+        self.counts.prefix_hits += attach(self.runner.cache_mut(), &mut entry);
         if first {
-            entry.cached = remembered;
             self.counts.prefix_queries += entry.sequence.prompt().len() as u64;
-            self.counts.prefix_hits += remembered as u64;
             self.said.push(BatchEvent::Started {
                 id: entry.id,
-                cached_tokens: remembered,
+                cached_tokens: entry.cached,
             });
         }
         let place = self.running.partition_point(|other| other.id < entry.id);
         self.running.insert(place, entry);
     }
 
-    /// Encodes the pictures of the oldest request that lacks some.
-    fn see(&mut self, now: Instant) {
-        let Self {
-            runner,
-            running,
-            images,
-            counts,
-            ..
-        } = self;
-        let Some(entry) = running.iter_mut().find(|entry| !entry.sees) else {
-            return;
-        };
-        while let Some(picture) = entry.unseen() {
-            counts.image_queries += 1;
-            if let Some(features) = images.find(&picture.key, now) {
-                counts.image_hits += 1;
-                picture.features = Some(features);
-                continue;
-            }
-            let Some(source) = picture.source.take() else {
-                return;
-            };
-            match guarded(|| runner.encode(source.patches())) {
-                Ok(features) => {
-                    let features = Arc::new(features);
-                    images.remember(picture.key, &features, now);
-                    picture.features = Some(features);
-                }
-                Err(error) => return entry.fail(error),
-            }
-        }
-        if let Err(error) = entry.see() {
-            entry.fail(error);
-        }
-    }
-
     /// The tokens of the next step. Requests that must make room for it wait again.
     fn schedule(&mut self) -> Vec<Share> {
         for entry in &mut self.running {
-            let remembered = attach(&mut self.runner, entry);
-            entry.cached += remembered;
+            self.counts.prefix_hits += attach(self.runner.cache_mut(), entry);
         }
         loop {
             self.look();
@@ -280,8 +243,8 @@ impl BatchEngine {
                 Plan::Preempt(victim) => victim,
             };
             let mut entry = self.running.remove(victim);
+            entry.notice_preemption();
             self.runner.release(&mut entry.sequence);
-            entry.sees = false;
             self.counts.preemptions += 1;
             self.waiting.push_front(entry);
         }
@@ -383,15 +346,15 @@ impl std::fmt::Debug for BatchEngine {
     }
 }
 
-/// Gives a request the blocks of its prompt that are remembered; how many tokens.
-fn attach(runner: &mut Runner, entry: &mut Entry) -> usize {
+/// Gives a request the blocks of its prompt that are remembered; how many tokens that it had not before.
+fn attach(cache: &mut KvCache, entry: &mut Entry) -> u64 {
     let before = entry.sequence.computed();
     while let Some((_, &name)) = entry.next_name() {
-        if !runner.cache_mut().attach(&mut entry.sequence, &name) {
+        if !cache.attach(&mut entry.sequence, &name) {
             break;
         }
     }
-    entry.sequence.computed() - before
+    entry.count_remembered(before) as u64
 }
 
 fn work(entry: &mut Entry, tokens: usize) -> Work<'_> {
