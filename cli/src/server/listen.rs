@@ -34,7 +34,8 @@ pub(super) async fn serve(app: Arc<App>, listener: TcpListener, router: Router) 
     app.draining.store(true, Ordering::SeqCst);
     let seconds = app.limits.drain_timeout.as_secs_f64();
     tracing::info!("shutting down: running answers have {seconds} s");
-    drop(drain.send(true));
+    // With no connection there is nobody to tell.
+    let _ = drain.send(true);
     let all = u32::try_from(most).unwrap_or(u32::MAX);
     tokio::select! {
         ended = timeout(app.limits.drain_timeout, connections.acquire_many(all)) => {
