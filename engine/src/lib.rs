@@ -22,7 +22,8 @@ pub use cider_kernels::{
 };
 pub use convert::{Convert, ConvertOptions, ConvertReport, convert_model};
 pub use engine::{
-    Cancel, Engine, EngineOptions, Event, Generation, ImageTimes, Request, TextSide, VisionSide,
+    Cancel, ChatPrompt, Engine, EngineOptions, Event, Generation, ImageTimes, Request, TextSide,
+    VisionSide,
 };
 pub use error::{Error, Result};
 pub use half::bf16;
