@@ -65,11 +65,21 @@ fn check_value(kind: &'static str, value: &Value, multiples: &mut Multiples) -> 
             check_keyword(kind, key, item, multiples)?;
             check_value(kind, item, multiples)
         }),
-        Value::Number(number) => match number.as_f64() {
-            Some(float) if float.abs() <= EXACT => Ok(()),
-            _ => Err(refused(kind, &format!("number {number} is beyond 2^53"))),
-        },
-        Value::Null | Value::Bool(_) | Value::String(_) => Ok(()),
+        Value::Number(number) if !is_exact(number) => {
+            Err(refused(kind, &format!("number {number} is beyond 2^53")))
+        }
+        Value::Number(_) | Value::Null | Value::Bool(_) | Value::String(_) => Ok(()),
+    }
+}
+
+/// Whether the compiler, which counts in doubles, sees this very number.
+fn is_exact(number: &Number) -> bool {
+    match (number.as_u64(), number.as_i64()) {
+        (Some(whole), _) => whole <= EXACT,
+        (None, Some(whole)) => whole.unsigned_abs() <= EXACT,
+        (None, None) => number
+            .as_f64()
+            .is_some_and(|float| float.abs() <= EXACT as f64),
     }
 }
 
@@ -162,5 +172,5 @@ const SETTINGS: &str = "x-guidance";
 /// Levels of arrays and objects.
 const DEPTH: usize = 64;
 /// Up to here every integer is a double.
-const EXACT: f64 = 9_007_199_254_740_992.0;
+const EXACT: u64 = 1 << 53;
 const LARGEST_MULTIPLE: u64 = 100_000_000;
