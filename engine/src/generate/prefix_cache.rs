@@ -181,3 +181,113 @@ impl BlockPool {
 
 /// No block.
 const NONE: u32 = u32::MAX;
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use proptest::prelude::*;
+
+    use super::super::prefix_digest::prefix_digests;
+    use super::*;
+
+    fn names(count: usize) -> Vec<PrefixDigest> {
+        prefix_digests(&[0; 32], &vec![7; 64 * count], &[])
+    }
+
+    /// What somebody does with a pool.
+    #[derive(Clone, Debug)]
+    enum Act {
+        Take,
+        TakeNamed(usize),
+        Name(usize, usize),
+        GiveBack(usize),
+        Wait(u64),
+        Forget(u64),
+    }
+
+    fn act() -> impl Strategy<Value = Act> {
+        prop_oneof![
+            3 => Just(Act::Take),
+            2 => (0..12_usize).prop_map(Act::TakeNamed),
+            3 => (any::<usize>(), 0..12_usize).prop_map(|(held, name)| Act::Name(held, name)),
+            4 => any::<usize>().prop_map(Act::GiveBack),
+            1 => (0..5_u64).prop_map(Act::Wait),
+            1 => (0..9_u64).prop_map(Act::Forget),
+        ]
+    }
+
+    proptest! {
+        /// Blocks are neither lost nor given twice, a name leads to what was named, and the one that was idle longest
+        /// goes first.
+        #[test]
+        fn blocks_are_conserved(acts in prop::collection::vec(act(), 0..200), count in 1..10_u32) {
+            let names = names(12);
+            let mut pool = BlockPool::new(count);
+            let mut now = pool.now;
+            // Blocks by holder, names that are known, and idle ones by age.
+            let mut held: Vec<u32> = Vec::new();
+            let mut named: HashMap<usize, u32> = HashMap::new();
+            let mut idle: Vec<(u32, Instant)> = Vec::new();
+            for act in acts {
+                let distinct: BTreeSet<u32> = held.iter().copied().collect();
+                match act {
+                    Act::Take => {
+                        let free = count as usize - distinct.len() - idle.len();
+                        let taken = pool.take();
+                        prop_assert_eq!(taken.is_some(), free + idle.len() > 0);
+                        if let Some(block) = taken {
+                            prop_assert!(!distinct.contains(&block), "it is held");
+                            if free == 0 {
+                                prop_assert_eq!(block, idle.remove(0).0);
+                                named.retain(|_, known| *known != block);
+                            }
+                            held.push(block);
+                        }
+                    }
+                    Act::TakeNamed(name) => {
+                        let taken = pool.take_named(&names[name]);
+                        prop_assert_eq!(taken, named.get(&name).copied());
+                        if let Some(block) = taken {
+                            idle.retain(|(known, _)| *known != block);
+                            held.push(block);
+                        }
+                    }
+                    Act::Name(holder, name) if !held.is_empty() => {
+                        let block = held[holder % held.len()];
+                        pool.name(block, names[name]);
+                        if !named.values().any(|known| *known == block) {
+                            named.entry(name).or_insert(block);
+                        }
+                    }
+                    Act::GiveBack(holder) if !held.is_empty() => {
+                        let block = held.swap_remove(holder % held.len());
+                        pool.give_back(block);
+                        if !held.contains(&block) && named.values().any(|known| *known == block) {
+                            idle.push((block, now));
+                        }
+                    }
+                    Act::Wait(seconds) => {
+                        now += Duration::from_secs(seconds);
+                        pool.set_time(now);
+                    }
+                    Act::Forget(seconds) => {
+                        let ttl = Duration::from_secs(seconds);
+                        pool.forget_idle(ttl);
+                        let (gone, kept) = idle.iter().partition(|(_, since)| now - *since > ttl);
+                        idle = kept;
+                        let gone: Vec<(u32, Instant)> = gone;
+                        named.retain(|_, known| gone.iter().all(|(block, _)| known != block));
+                    }
+                    Act::Name(..) | Act::GiveBack(_) => {}
+                }
+                let distinct: BTreeSet<u32> = held.iter().copied().collect();
+                prop_assert_eq!(pool.available(), count as usize - distinct.len());
+                prop_assert_eq!(pool.idle(), idle.len());
+                for (name, block) in &named {
+                    prop_assert_eq!(pool.find(&names[*name]), Some(distinct.contains(block)));
+                }
+            }
+        }
+    }
+}

@@ -49,3 +49,49 @@ pub(crate) fn prefix_digests(
     });
     digests.collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    /// Whatever keys and values depend on makes another name, in its block and in all behind it.
+    #[test]
+    fn names_depend_on_all_before() {
+        let prompt = [5; 300];
+        let image = PlacedDigest {
+            start: 100,
+            tokens: 60,
+            digest: [1; 32],
+        };
+        let plain = prefix_digests(&[0; 32], &prompt, &[]);
+        assert_eq!(plain.len(), 4);
+        assert_eq!(prefix_digests(&[0; 32], &prompt[..256], &[]), plain);
+        assert_eq!(prefix_digests(&[0; 32], &prompt[..63], &[]), []);
+        let mut other = prompt;
+        other[70] = 6;
+        let moved = PlacedDigest {
+            start: 101,
+            ..image
+        };
+        let unlike = PlacedDigest {
+            digest: [2; 32],
+            ..image
+        };
+        let cases = [
+            (0, prefix_digests(&[9; 32], &prompt, &[])),
+            (1, prefix_digests(&[0; 32], &other, &[])),
+            (1, prefix_digests(&[0; 32], &prompt, &[image])),
+            (1, prefix_digests(&[0; 32], &prompt, &[moved])),
+            (1, prefix_digests(&[0; 32], &prompt, &[unlike])),
+        ];
+        let mut seen: HashSet<_> = plain.iter().copied().collect();
+        for (same, names) in cases {
+            assert_eq!(names[..same], plain[..same]);
+            for name in &names[same..] {
+                assert!(seen.insert(*name), "a name that was there");
+            }
+        }
+    }
+}

@@ -194,3 +194,265 @@ struct Room {
 
 /// The request that must make room.
 struct Victim(usize);
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Requests as a cache with blocks would have them, without the cache: each comes at a time, has a prompt, and is
+    /// to be answered with some tokens.
+    #[derive(Clone, Debug)]
+    struct Request {
+        comes: usize,
+        prompt: usize,
+        answer: usize,
+        /// Steps that its pictures take.
+        pictures: usize,
+    }
+
+    #[derive(Clone, Debug)]
+    struct Life {
+        id: usize,
+        state: Runnable,
+        /// Tokens, generated ones included, when it is done.
+        end: usize,
+        pictures: usize,
+        stepped: usize,
+    }
+
+    /// A machine that runs a scheduler.
+    struct World {
+        scheduler: Scheduler,
+        rows: usize,
+        blocks: usize,
+        waiting: Vec<Life>,
+        running: Vec<Life>,
+        done: Vec<usize>,
+        preempted: usize,
+    }
+
+    impl World {
+        fn free(&self) -> usize {
+            self.blocks
+                - self
+                    .running
+                    .iter()
+                    .map(|life| life.state.blocks)
+                    .sum::<usize>()
+        }
+
+        fn states(&self) -> Vec<Runnable> {
+            self.running.iter().map(|life| life.state).collect()
+        }
+
+        fn step(&mut self) {
+            while let Some(next) = self.waiting.first() {
+                let needed = blocks(next.state.known + 1);
+                if !self.scheduler.admits(&self.states(), self.free(), needed) {
+                    break;
+                }
+                self.running.push(self.waiting.remove(0));
+            }
+            assert!(
+                self.running.is_sorted_by(|a, b| a.id < b.id),
+                "in order of arrival"
+            );
+            let oldest = self.running.first().map(|life| life.id);
+            let shares = loop {
+                let (states, free) = (self.states(), self.free());
+                match self.scheduler.plan(&states, free) {
+                    Plan::Run(shares) => break shares.to_vec(),
+                    Plan::Preempt(index) => {
+                        let mut life = self.running.remove(index);
+                        assert_ne!(Some(life.id), oldest, "the oldest stays");
+                        assert!(life.state.blocks > 0, "it gives something back");
+                        (life.state.computed, life.state.blocks) = (0, 0);
+                        self.preempted += 1;
+                        self.waiting.insert(0, life);
+                    }
+                }
+            };
+            self.check(&shares);
+            self.run(&shares);
+        }
+
+        fn check(&self, shares: &[Share]) {
+            let rows: usize = shares.iter().map(|share| share.tokens).sum();
+            assert!(rows <= self.rows, "{rows} of {} rows", self.rows);
+            let mut seen = vec![false; self.running.len()];
+            for share in shares {
+                let state = self.running[share.index].state;
+                assert!(!std::mem::replace(&mut seen[share.index], true), "once");
+                assert!(state.ready && share.tokens > 0 && share.tokens <= state.left());
+            }
+            let needed = |share: &Share| self.running[share.index].state.lacks(share.tokens);
+            assert!(shares.iter().map(needed).sum::<usize>() <= self.free());
+            // The oldest that can goes on, and so does everybody who is answered, oldest first.
+            if let Some(first) = self.running.iter().position(|life| life.state.ready) {
+                assert!(seen[first], "the oldest goes on");
+            }
+            let answered = self.running.iter().zip(&seen);
+            let mut answered =
+                answered.filter(|(life, _)| life.state.ready && life.state.left() == 1);
+            let waits = answered.find(|(_, seen)| !**seen);
+            assert!(
+                waits.is_none()
+                    || self.free() == 0
+                    || rows_are_short(shares, self.free(), &self.running)
+            );
+        }
+
+        fn run(&mut self, shares: &[Share]) {
+            for share in shares {
+                let life = &mut self.running[share.index];
+                life.state.blocks += life.state.lacks(share.tokens);
+                life.state.computed += share.tokens;
+                life.stepped += 1;
+                if life.state.left() == 0 {
+                    life.state.known += 1;
+                }
+            }
+            let first_blind = self.running.iter_mut().find(|life| !life.state.ready);
+            if let Some(life) = first_blind {
+                life.pictures -= 1;
+                life.state.ready = life.pictures == 0;
+            }
+            let done = self
+                .running
+                .iter()
+                .filter(|life| life.state.known > life.end);
+            self.done.extend(done.map(|life| life.id));
+            self.running.retain(|life| life.state.known <= life.end);
+        }
+    }
+
+    /// Whether all blocks go to others in this step.
+    fn rows_are_short(shares: &[Share], free: usize, running: &[Life]) -> bool {
+        let taken: usize = shares
+            .iter()
+            .map(|share| running[share.index].state.lacks(share.tokens))
+            .sum();
+        taken == free
+    }
+
+    fn request(capacity: usize) -> impl Strategy<Value = Request> {
+        let prompt = prop_oneof![1..capacity, 1..capacity.min(80)];
+        (
+            0..60_usize,
+            prompt,
+            1..100_usize,
+            prop_oneof![4 => Just(0_usize), 1 => 1..5_usize],
+        )
+            .prop_map(|(comes, prompt, answer, pictures)| Request {
+                comes,
+                prompt,
+                answer,
+                pictures,
+            })
+    }
+
+    fn worlds() -> impl Strategy<Value = (usize, usize, usize, Vec<Request>)> {
+        (2..100_usize, 1..12_usize, 2..20_usize).prop_flat_map(|(rows, running, blocks)| {
+            let requests = prop::collection::vec(request(blocks * KV_BLOCK), 1..20);
+            (Just(rows), Just(running), Just(blocks), requests)
+        })
+    }
+
+    proptest! {
+        /// Whatever comes: every request ends, in a bounded number of steps, no step is too large, no block is given
+        /// twice, and the oldest never loses its blocks.
+        #[test]
+        fn every_request_ends((rows, running, blocks, mut requests) in worlds()) {
+            requests.sort_by_key(|request| request.comes);
+            let mut world = World {
+                scheduler: Scheduler::new(rows, running),
+                rows,
+                blocks,
+                waiting: Vec::new(),
+                running: Vec::new(),
+                done: Vec::new(),
+                preempted: 0,
+            };
+            let total: usize = requests.iter().map(|request| request.prompt + request.answer).sum();
+            let mut next = 0;
+            let mut steps = 0;
+            while world.done.len() < requests.len() {
+                while let Some(request) = requests.get(next).filter(|r| r.comes <= steps) {
+                    let end = (request.prompt + request.answer).min(blocks * KV_BLOCK);
+                    let state = Runnable {
+                        computed: 0,
+                        known: request.prompt.min(end),
+                        blocks: 0,
+                        ready: request.pictures == 0,
+                    };
+                    let pictures = request.pictures;
+                    world.waiting.push(Life { id: next, state, end, pictures, stepped: 0 });
+                    next += 1;
+                }
+                world.step();
+                steps += 1;
+                // Each step of the oldest computes a token at least.
+                prop_assert!(steps <= 60 + 5 * requests.len() + total, "{steps} steps");
+            }
+            prop_assert!(world.free() == blocks);
+        }
+
+        /// A prompt with less left than all others has half of the rows that answers leave, from its first step on.
+        #[test]
+        fn the_shortest_prompt_is_next(
+            rows in 8..600_usize,
+            lengths in prop::collection::vec(100..4000_usize, 1..8),
+            short in 2..100_usize,
+        ) {
+            let mut running: Vec<_> = lengths.iter().map(|&known| prompt(known)).collect();
+            running.push(prompt(short));
+            let mut scheduler = Scheduler::new(rows, 16);
+            let Plan::Run(shares) = scheduler.plan(&running, 10_000) else {
+                return Err(TestCaseError::fail("there is room"));
+            };
+            let last = running.len() - 1;
+            let share = shares.iter().find(|share| share.index == last).map(|share| share.tokens);
+            prop_assert_eq!(share, Some(short.min(rows / 2)));
+            let first = shares.iter().find(|share| share.index == 0).unwrap();
+            prop_assert!(first.tokens >= lengths[0].min(rows / 2));
+            let all: usize = shares.iter().map(|share| share.tokens).sum();
+            let left: usize = running.iter().map(Runnable::left).sum();
+            prop_assert_eq!(all, rows.min(left), "no row is left over");
+        }
+    }
+
+    fn prompt(known: usize) -> Runnable {
+        Runnable {
+            computed: 0,
+            known,
+            blocks: 0,
+            ready: true,
+        }
+    }
+
+    #[test]
+    fn only_the_younger_make_room() {
+        let full = |blocks: usize, ready: bool| Runnable {
+            computed: blocks * KV_BLOCK,
+            known: blocks * KV_BLOCK + 1,
+            blocks,
+            ready,
+        };
+        let mut scheduler = Scheduler::new(64, 8);
+        // The second needs a block: the youngest that holds any gives its own.
+        let running = [full(2, false), full(1, true), full(3, true), prompt(9)];
+        assert_eq!(scheduler.plan(&running, 0), Plan::Preempt(2));
+        // The youngest waits.
+        let running = [full(2, false), full(1, true)];
+        assert_eq!(scheduler.plan(&running, 0), Plan::Run(&[]));
+        let running = [full(2, true), full(1, true)];
+        let share = |index| Share { index, tokens: 1 };
+        assert_eq!(
+            scheduler.plan(&running, 2),
+            Plan::Run(&[share(0), share(1)])
+        );
+        assert_eq!(scheduler.plan(&running, 1), Plan::Run(&[share(0)]));
+    }
+}

@@ -228,7 +228,9 @@ impl Entry {
         let Some(sampler) = &mut self.sampler else {
             return Err(Error::Request("the request has not started".into()));
         };
-        if let Some(logprobs) = &mut self.logprobs {
+        // Others have no order; the sampler refuses them.
+        let finite = || logits.iter().all(|logit| logit.is_finite());
+        if let Some(logprobs) = self.logprobs.as_mut().filter(|_| finite()) {
             logprobs.observe(logits);
         }
         let history = History {
