@@ -75,10 +75,10 @@ pub(crate) struct RunArgs {
     pub(crate) sampling: SamplingOptions,
 }
 
-/// Serves a model over HTTP, in the form of OpenAI's API
+/// Serves a model over HTTP, in the form of the chat completions API
 ///
 /// Every setting is a flag, a key of the configuration file and an environment variable: --port is server.port and
-/// CIDER_SERVE_SERVER_PORT. docs/server.md lists them.
+/// `CIDER_SERVE_SERVER_PORT`. docs/server.md lists them.
 #[derive(Debug, Args)]
 pub(crate) struct ServeArgs {
     #[command(flatten)]
@@ -534,7 +534,11 @@ mod tests {
     #[test]
     fn devices_that_are_not_in_the_build_say_so() {
         assert!(check_device("auto").is_ok() && check_device("cpu").is_ok());
-        assert!(check_device("cuda:0").unwrap_err().contains("not in this build"));
+        assert!(
+            check_device("cuda:0")
+                .unwrap_err()
+                .contains("not in this build")
+        );
         assert!(check_device("metal").unwrap_err().contains("only cpu"));
         assert!(check_device("cpu:0").is_err() && check_device("tpu").is_err());
     }

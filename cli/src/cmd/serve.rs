@@ -1,7 +1,7 @@
 //! `cider serve`: a model behind an HTTP server.
 
-use std::path::PathBuf;
 use std::env;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Result, ensure};
 use cider::generate::RunnerOptions;
@@ -19,10 +19,18 @@ use crate::server::{self, Model};
 
 /// Runs the command.
 pub(crate) fn run(args: &ServeArgs, quiet: bool) -> Result<()> {
-    let environment = env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
+    let environment = env::vars_os()
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
     let config = Config::read(&args.flags, environment)?;
-    if args.flags.given.iter().any(|(key, _)| *key == "server.api_keys") {
-        tracing::warn!("--api-key can be seen by others on this machine: --api-key-file or CIDER_SERVE_SERVER_API_KEYS is better");
+    if args
+        .flags
+        .given
+        .iter()
+        .any(|(key, _)| *key == "server.api_keys")
+    {
+        tracing::warn!(
+            "--api-key can be seen by others on this machine: --api-key-file or CIDER_SERVE_SERVER_API_KEYS is better"
+        );
     }
     let path = match &config.model {
         Some(model) if model.is_empty() => return Err(Usage("MODEL is empty".to_owned()).into()),
@@ -35,7 +43,7 @@ pub(crate) fn run(args: &ServeArgs, quiet: bool) -> Result<()> {
     let model = Model {
         name: server::name_of(&path),
         scheme: scheme.to_string(),
-        open: Box::new(move |options| open(&path, &loading, runner, options, quiet)),
+        open: Box::new(move |options| open(&path, &loading, runner, &options, quiet)),
     };
     server::run(config, model)
 }
@@ -48,7 +56,10 @@ fn scheme(loading: &Loading) -> Result<Scheme> {
         W8A8::On => {
             let scheme = asked.unwrap_or(Scheme::W8A8);
             let what = "w8a8.mode is on, but the scheme keeps the activations of prompts as floats";
-            ensure!(scheme.prompt_activations() == Activations::Int8, Usage(format!("{what}: {scheme}")));
+            ensure!(
+                scheme.prompt_activations() == Activations::Int8,
+                Usage(format!("{what}: {scheme}"))
+            );
             let found = cider::is_available();
             if let Err(why) = &found.chosen {
                 anyhow::bail!("w8a8.mode is on, but there is no path for it: {why}");
@@ -58,7 +69,10 @@ fn scheme(loading: &Loading) -> Result<Scheme> {
         W8A8::Off => {
             let scheme = asked.unwrap_or(Scheme::None);
             let what = "w8a8.mode is off, but the scheme quantises the activations of prompts";
-            ensure!(scheme.prompt_activations() == Activations::Float, Usage(format!("{what}: {scheme}")));
+            ensure!(
+                scheme.prompt_activations() == Activations::Float,
+                Usage(format!("{what}: {scheme}"))
+            );
             scheme
         }
     };
@@ -90,16 +104,25 @@ fn runner_options(loading: &Loading, scheme: Scheme) -> Result<RunnerOptions> {
 }
 
 fn open(
-    path: &PathBuf,
+    path: &Path,
     loading: &Loading,
     runner: RunnerOptions,
-    options: BatchOptions,
+    options: &BatchOptions,
     quiet: bool,
 ) -> Result<BatchEngine> {
-    let options = BatchOptions { pixels: pixels(path, loading)?, ..options };
-    let device = DeviceOptions { device: "auto".to_owned(), threads: loading.threads };
+    let options = BatchOptions {
+        pixels: pixels(path, loading)?,
+        ..options.clone()
+    };
+    let device = DeviceOptions {
+        device: "auto".to_owned(),
+        threads: loading.threads,
+    };
     let backend = model::backend(&device)?;
-    let engine = EngineOptions { runner, chat_template: loading.chat_template.clone() };
+    let engine = EngineOptions {
+        runner,
+        chat_template: loading.chat_template.clone(),
+    };
     let mut bar = Progress::bytes("loading", quiet);
     let engine = BatchEngine::open(path, backend, &engine, &options, &mut |progress| {
         bar.show(progress.done, progress.total);
@@ -108,7 +131,7 @@ fn open(
 }
 
 /// The bounds on pictures.
-fn pixels(path: &PathBuf, loading: &Loading) -> Result<PixelBudget> {
+fn pixels(path: &Path, loading: &Loading) -> Result<PixelBudget> {
     let bounds = ImageBounds {
         min_image_tokens: loading.min_image_tokens,
         max_image_tokens: loading.max_image_tokens,

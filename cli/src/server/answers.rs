@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use cider::generate::StopReason;
+use cider::text::{AnswerFormat, AnswerPart};
 use cider::{BatchRequest, Outcome, TokenInfo};
 use tokio::sync::OwnedSemaphorePermit;
 
@@ -13,7 +14,7 @@ use super::error::{ApiError, Code};
 use super::mail::{Inbox, News, mailbox};
 use super::params::Params;
 use super::prepare::Prompt;
-use super::split::{Piece, Splitter};
+use super::split::Splitter;
 use super::wire::{CachedTokens, Timings, Usage};
 
 /// What is asked of the engine, beside the prompts.
@@ -24,6 +25,8 @@ pub(super) struct Ask {
     /// How many of the likeliest tokens are told with each token.
     pub(super) logprobs: Option<usize>,
     pub(super) ignore_eos: bool,
+    /// How answers are taken apart; raw texts are not.
+    pub(super) format: Option<AnswerFormat>,
 }
 
 /// Answers that are awaited. Dropping them cancels what still runs.
@@ -51,32 +54,39 @@ pub(super) enum Happened {
     /// There is more of it.
     More {
         choice: usize,
-        pieces: Vec<Piece>,
+        parts: Vec<AnswerPart>,
         tokens: Vec<TokenInfo>,
     },
     /// It is complete, with what was held back of it.
     Done {
         choice: usize,
-        pieces: Vec<Piece>,
+        parts: Vec<AnswerPart>,
         finish: &'static str,
     },
 }
 
 impl App {
-    /// Hands prompts to the engine; `splitter` makes what takes an answer apart.
+    /// Hands prompts to the engine.
     pub(super) fn ask(
         &self,
         ask: &Ask,
         prompts: Vec<Prompt>,
         held: (OwnedSemaphorePermit, Share),
-        splitter: impl Fn() -> Splitter,
     ) -> Result<Answers, ApiError> {
         let per_prompt = ask.params.answers;
         let count = prompts.len() * per_prompt;
         let (outboxes, inbox) = mailbox(count, self.limits.stream_bytes.saturating_mul(count));
         let mut outboxes = outboxes.into_iter();
-        for prompt in prompts {
-            for (number, outbox) in outboxes.by_ref().take(per_prompt).enumerate() {
+        let mut choices = Vec::with_capacity(count);
+        let marks = ask
+            .format
+            .map(|format| format.marks(self.frontend.tokenizer()))
+            .unwrap_or_default();
+        for mut prompt in prompts {
+            let rules = std::mem::take(&mut prompt.rules);
+            for ((number, constraint), outbox) in
+                rules.into_iter().enumerate().zip(outboxes.by_ref())
+            {
                 let request = BatchRequest {
                     images: prompt.images.clone(),
                     sampling: ask.params.of(number),
@@ -86,15 +96,21 @@ impl App {
                     salt: ask.salt,
                     deadline: self.deadline(ask.asked),
                     ignore_eos: ask.ignore_eos,
+                    constraint,
+                    shown: marks.clone(),
                     ..BatchRequest::new(prompt.tokens.clone())
                 };
                 self.worker.submit(request, outbox, ask.asked)?;
+                let splitter = Splitter::new(ask.format, prompt.opening);
+                choices.push(Choice {
+                    splitter,
+                    outcome: None,
+                });
             }
         }
-        let choice = || Choice { splitter: splitter(), outcome: None };
         Ok(Answers {
             inbox,
-            choices: std::iter::repeat_with(choice).take(count).collect(),
+            choices,
             per_prompt,
             left: count,
             _slots: held.0,
@@ -119,15 +135,23 @@ impl Answers {
         Ok(Some(match news {
             News::Progress { done, total } => Happened::Progress { done, total },
             News::Text { text, tokens } => {
-                let pieces = state.splitter.push(&text);
-                Happened::More { choice, pieces, tokens }
+                let parts = state.splitter.push(&text);
+                Happened::More {
+                    choice,
+                    parts,
+                    tokens,
+                }
             }
             News::Finished(outcome) => {
                 self.left -= 1;
-                let (pieces, calls) = state.splitter.finish(outcome.reason);
+                let (parts, calls) = state.splitter.finish(outcome.reason);
                 let finish = finish_reason(outcome.reason, calls)?;
                 state.outcome = Some(outcome);
-                Happened::Done { choice, pieces, finish }
+                Happened::Done {
+                    choice,
+                    parts,
+                    finish,
+                }
             }
             News::Failed(error) => return Err(*error),
         }))
@@ -137,11 +161,14 @@ impl Answers {
     pub(super) fn usage(&self) -> Usage {
         let mut usage = Usage::default();
         for (number, choice) in self.choices.iter().enumerate() {
-            let Some(outcome) = &choice.outcome else { continue };
+            let Some(outcome) = &choice.outcome else {
+                continue;
+            };
             if number.is_multiple_of(self.per_prompt) {
                 usage.prompt_tokens += outcome.prompt_tokens;
                 usage.prompt_tokens_details = CachedTokens {
-                    cached_tokens: usage.prompt_tokens_details.cached_tokens + outcome.cached_tokens,
+                    cached_tokens: usage.prompt_tokens_details.cached_tokens
+                        + outcome.cached_tokens,
                 };
             }
             usage.completion_tokens += outcome.generated_tokens;
@@ -152,19 +179,31 @@ impl Answers {
 
     /// Where the time of an answer went.
     pub(super) fn timings(&self, choice: usize) -> Timings {
-        let outcome = self.choices.get(choice).and_then(|choice| choice.outcome.as_deref());
+        let outcome = self
+            .choices
+            .get(choice)
+            .and_then(|choice| choice.outcome.as_deref());
         outcome.map(timings).unwrap_or_default()
     }
 }
 
 fn timings(outcome: &Outcome) -> Timings {
-    let rate = |tokens: usize, seconds: f64| if seconds > 0.0 { tokens as f64 / seconds } else { 0.0 };
+    let rate = |tokens: usize, seconds: f64| {
+        if seconds > 0.0 {
+            tokens as f64 / seconds
+        } else {
+            0.0
+        }
+    };
     let (prefill, decode) = (outcome.prefill.as_secs_f64(), outcome.decode.as_secs_f64());
     Timings {
         queue: outcome.queue.as_secs_f64(),
         prefill,
         decode,
-        prefill_tps: rate(outcome.prompt_tokens.saturating_sub(outcome.cached_tokens), prefill),
+        prefill_tps: rate(
+            outcome.prompt_tokens.saturating_sub(outcome.cached_tokens),
+            prefill,
+        ),
         decode_tps: rate(outcome.generated_tokens.saturating_sub(1), decode),
     }
 }
@@ -175,7 +214,13 @@ fn finish_reason(reason: StopReason, calls: bool) -> Result<&'static str, ApiErr
         StopReason::Stop => Ok("stop"),
         StopReason::ToolCalls => Ok("tool_calls"),
         StopReason::Length => Ok("length"),
-        StopReason::Deadline => Err(ApiError::new(Code::DeadlineExceeded, "the answer was not complete in time")),
-        StopReason::Cancelled => Err(ApiError::new(Code::ShuttingDown, "the server is shutting down")),
+        StopReason::Deadline => Err(ApiError::new(
+            Code::DeadlineExceeded,
+            "the answer was not complete in time",
+        )),
+        StopReason::Cancelled => Err(ApiError::new(
+            Code::ShuttingDown,
+            "the server is shutting down",
+        )),
     }
 }

@@ -57,7 +57,10 @@ impl App {
         match model {
             Some(name) if self.strict_model && name != self.card.id => {
                 let name: String = name.chars().take(100).collect();
-                let what = format!("the model {name:?} is not served here, {:?} is", self.card.id);
+                let what = format!(
+                    "the model {name:?} is not served here, {:?} is",
+                    self.card.id
+                );
                 Err(ApiError::new(Code::ModelNotFound, what).at("model"))
             }
             _ => Ok(()),
@@ -67,16 +70,24 @@ impl App {
     /// Room for so many answers; with none left, one is to come back later.
     pub(super) fn slots(&self, answers: usize) -> Result<OwnedSemaphorePermit, ApiError> {
         if self.draining.load(Ordering::SeqCst) {
-            return Err(ApiError::new(Code::ShuttingDown, "the server is shutting down"));
+            return Err(ApiError::new(
+                Code::ShuttingDown,
+                "the server is shutting down",
+            ));
         }
         if !self.worker.status().is_alive() {
             return Err(ApiError::worker_gone());
         }
         if answers > self.slots.all {
-            let what = format!("{answers} answers are asked for, the server has room for {}", self.slots.all);
+            let what = format!(
+                "{answers} answers are asked for, the server has room for {}",
+                self.slots.all
+            );
             return Err(ApiError::value("n", what));
         }
-        self.slots.take(answers).ok_or_else(|| ApiError::queue_full(self.wait()))
+        self.slots
+            .take(answers)
+            .ok_or_else(|| ApiError::queue_full(self.wait()))
     }
 
     /// How many wait and run, and how long one has to wait.
@@ -87,7 +98,11 @@ impl App {
             queue_size: size,
             running,
             waiting: size - running,
-            estimated_wait_seconds: if size < self.limits.running { 0.0 } else { self.wait().as_secs_f64() },
+            estimated_wait_seconds: if size < self.limits.running {
+                0.0
+            } else {
+                self.wait().as_secs_f64()
+            },
             status: if size == 0 { "idle" } else { "busy" },
         }
     }
@@ -114,7 +129,10 @@ impl Slots {
     /// Room for so many.
     pub(super) fn new(all: usize) -> Self {
         let all = all.min(u32::MAX as usize).min(Semaphore::MAX_PERMITS);
-        Self { free: Arc::new(Semaphore::new(all)), all }
+        Self {
+            free: Arc::new(Semaphore::new(all)),
+            all,
+        }
     }
 
     fn take(&self, answers: usize) -> Option<OwnedSemaphorePermit> {
@@ -134,6 +152,9 @@ pub(super) struct Unknown(Mutex<BTreeSet<String>>);
 impl Unknown {
     /// Notes a field.
     pub(super) fn note(&self, field: &str) {
+        if HARMLESS.contains(&field) {
+            return;
+        }
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         // Clients may invent names without end.
         if known.len() < MAX_UNKNOWN && field.len() <= 64 && known.insert(field.to_owned()) {
@@ -153,7 +174,10 @@ impl Ids {
     /// A new name.
     pub(super) fn next(&self, prefix: &str) -> String {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
-        let (high, low) = (self.state.hash_one(number), self.state.hash_one((number, "low")));
+        let (high, low) = (
+            self.state.hash_one(number),
+            self.state.hash_one((number, "low")),
+        );
         format!("{prefix}-{high:016x}{:08x}", low as u32)
     }
 }
@@ -167,3 +191,17 @@ pub(super) fn unix_time() -> u64 {
 /// The longest wait that is told.
 const MAX_WAIT: Duration = Duration::from_secs(120);
 const MAX_UNKNOWN: usize = 100;
+
+/// Fields of the API that change no answer.
+const HARMLESS: [&str; 10] = [
+    "metadata",
+    "prompt_cache_key",
+    "reasoning_effort",
+    "safety_identifier",
+    "service_tier",
+    "store",
+    "user",
+    "verbosity",
+    "messages.annotations",
+    "messages.refusal",
+];

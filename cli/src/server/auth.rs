@@ -33,16 +33,21 @@ impl Gate {
     pub(super) fn open(server: &Server) -> Result<Self> {
         let mut keys: Vec<String> = server.api_keys.clone();
         if let Some(path) = &server.api_key_file {
-            let text = fs::read_to_string(path)
-                .with_context(|| cider::files::shown(path).to_string())?;
+            let text =
+                fs::read_to_string(path).with_context(|| cider::files::shown(path).to_string())?;
             let lines = text.lines().map(str::trim);
             let lines = lines.filter(|line| !line.is_empty() && !line.starts_with('#'));
             let before = keys.len();
             keys.extend(lines.map(str::to_owned));
-            ensure!(keys.len() > before, "{}: no key in it", cider::files::shown(path));
+            ensure!(
+                keys.len() > before,
+                "{}: no key in it",
+                cider::files::shown(path)
+            );
         }
         ensure!(
-            keys.iter().all(|key| !key.is_empty() && key.bytes().all(|byte| byte.is_ascii_graphic())),
+            keys.iter()
+                .all(|key| !key.is_empty() && key.bytes().all(|byte| byte.is_ascii_graphic())),
             "an API key is empty or has characters that a header cannot carry"
         );
         let loopback = server.host.is_loopback();
@@ -51,7 +56,8 @@ impl Gate {
             "{} is no loopback address: give API keys (server.api_key_file), or say --no-auth",
             server.host
         );
-        let hosts = (loopback || !server.allowed_hosts.is_empty()).then(|| server.allowed_hosts.clone());
+        let hosts =
+            (loopback || !server.allowed_hosts.is_empty()).then(|| server.allowed_hosts.clone());
         Ok(Self {
             keys: keys.iter().map(|key| digest(key.as_bytes())).collect(),
             share_cache: server.share_cache,
@@ -71,11 +77,21 @@ impl Gate {
             .unwrap_or_default();
         let key = digest(key.trim_ascii());
         // Every key is looked at, whichever fits.
-        let fits = self.keys.iter().fold(false, |fits, known| fits | same(known, &key));
+        let fits = self
+            .keys
+            .iter()
+            .fold(false, |fits, known| fits | same(known, &key));
         if !fits || !scheme.eq_ignore_ascii_case(BEARER) {
-            return Err(ApiError::new(Code::InvalidApiKey, "a key is needed: Authorization: Bearer KEY"));
+            return Err(ApiError::new(
+                Code::InvalidApiKey,
+                "a key is needed: Authorization: Bearer KEY",
+            ));
         }
-        Ok(if self.share_cache { Salt::default() } else { key })
+        Ok(if self.share_cache {
+            Salt::default()
+        } else {
+            key
+        })
     }
 
     /// Refuses a request for another host: a page whose name was bound to this address is not let in.
@@ -87,7 +103,8 @@ impl Gate {
         let header = named.next().and_then(|value| value.to_str().ok());
         let header = header.and_then(|value| value.parse::<Authority>().ok());
         let lone = named.next().is_none();
-        let known = |authority: &Authority| is_loopback(authority.host()) || is_listed(allowed, authority);
+        let known =
+            |authority: &Authority| is_loopback(authority.host()) || is_listed(allowed, authority);
         let uri_is_known = uri.authority().is_none_or(known);
         if lone && uri_is_known && header.as_ref().is_some_and(known) {
             return Ok(());
@@ -111,9 +128,15 @@ impl Gate {
         }
         answer.insert(ACCESS_CONTROL_ALLOW_ORIGIN, origin.clone());
         if preflight {
-            answer.insert(ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, POST"));
+            answer.insert(
+                ACCESS_CONTROL_ALLOW_METHODS,
+                HeaderValue::from_static("GET, POST"),
+            );
             let headers = "authorization, content-type";
-            answer.insert(ACCESS_CONTROL_ALLOW_HEADERS, HeaderValue::from_static(headers));
+            answer.insert(
+                ACCESS_CONTROL_ALLOW_HEADERS,
+                HeaderValue::from_static(headers),
+            );
             answer.insert(ACCESS_CONTROL_MAX_AGE, HeaderValue::from_static("600"));
         }
     }
@@ -123,12 +146,19 @@ impl Gate {
 fn is_loopback(host: &str) -> bool {
     let bare = host.trim_start_matches('[').trim_end_matches(']');
     host.eq_ignore_ascii_case("localhost")
-        || bare.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
+        || bare
+            .parse::<std::net::IpAddr>()
+            .is_ok_and(|address| address.is_loopback())
 }
 
 fn is_listed(allowed: &[String], authority: &Authority) -> bool {
-    let (whole, host) = (authority.as_str().to_ascii_lowercase(), authority.host().to_ascii_lowercase());
-    allowed.iter().any(|known| *known == whole || *known == host)
+    let (whole, host) = (
+        authority.as_str().to_ascii_lowercase(),
+        authority.host().to_ascii_lowercase(),
+    );
+    allowed
+        .iter()
+        .any(|known| *known == whole || *known == host)
 }
 
 fn digest(bytes: &[u8]) -> [u8; 32] {
@@ -137,7 +167,10 @@ fn digest(bytes: &[u8]) -> [u8; 32] {
 
 /// Whether two digests are equal, in a time that does not depend on where they differ.
 fn same(a: &[u8; 32], b: &[u8; 32]) -> bool {
-    a.iter().zip(b).fold(0, |different, (a, b)| different | (a ^ b)) == 0
+    a.iter()
+        .zip(b)
+        .fold(0, |different, (a, b)| different | (a ^ b))
+        == 0
 }
 
 const BEARER: &[u8] = b"Bearer ";
@@ -160,7 +193,16 @@ mod tests {
     fn only_the_right_keys_are_let_in_and_each_has_its_own_cache() {
         let gate = gate(|server| server.api_keys = vec!["k".to_owned(), "l".to_owned()]).unwrap();
         let check = |value: &str| gate.check_key(&with(AUTHORIZATION, value));
-        for bad in ["", "Bearer", "Bearer ", "Bearer m", "Bearer kk", "k", "Basic k", "Bearerk"] {
+        for bad in [
+            "",
+            "Bearer",
+            "Bearer ",
+            "Bearer m",
+            "Bearer kk",
+            "k",
+            "Basic k",
+            "Bearerk",
+        ] {
             assert_eq!(check(bad).unwrap_err().code(), Code::InvalidApiKey, "{bad}");
         }
         assert!(gate.check_key(&HeaderMap::new()).is_err());
@@ -171,24 +213,60 @@ mod tests {
     fn keys_are_needed_beyond_loopback() {
         let everywhere = |server: &mut Server| server.host = [0, 0, 0, 0].into();
         assert!(gate(everywhere).is_err());
-        assert!(gate(|server| { everywhere(server); server.no_auth = true }).is_ok());
-        assert!(gate(|server| { everywhere(server); server.api_keys.push("k".into()) }).is_ok());
+        assert!(
+            gate(|server| {
+                everywhere(server);
+                server.no_auth = true
+            })
+            .is_ok()
+        );
+        assert!(
+            gate(|server| {
+                everywhere(server);
+                server.api_keys.push("k".into())
+            })
+            .is_ok()
+        );
         assert!(gate(|server| server.api_keys.push("two words".into())).is_err());
     }
 
     #[test]
     fn other_hosts_are_refused_on_loopback() {
         let gate = gate(|server| server.allowed_hosts.push("chat.test".into())).unwrap();
-        let check = |host: &str| gate.check_host(&"/".parse().unwrap(), &with(HOST, host)).is_ok();
-        for good in ["localhost", "LOCALHOST:8000", "127.0.0.1:1", "[::1]:80", "chat.test", "chat.test:8000"] {
+        let check = |host: &str| {
+            gate.check_host(&"/".parse().unwrap(), &with(HOST, host))
+                .is_ok()
+        };
+        for good in [
+            "localhost",
+            "LOCALHOST:8000",
+            "127.0.0.1:1",
+            "[::1]:80",
+            "chat.test",
+            "chat.test:8000",
+        ] {
             assert!(check(good), "{good}");
         }
-        for bad in ["evil.test", "localhost.evil.test", "127.0.0.1.evil.test", "0.0.0.0", "", "a b", "user@evil.test"] {
+        for bad in [
+            "evil.test",
+            "localhost.evil.test",
+            "127.0.0.1.evil.test",
+            "0.0.0.0",
+            "",
+            "a b",
+            "user@evil.test",
+        ] {
             assert!(!check(bad), "{bad}");
         }
-        assert!(gate.check_host(&"/".parse().unwrap(), &HeaderMap::new()).is_err());
+        assert!(
+            gate.check_host(&"/".parse().unwrap(), &HeaderMap::new())
+                .is_err()
+        );
         let absolute: Uri = "http://evil.test/".parse().unwrap();
-        assert!(gate.check_host(&absolute, &with(HOST, "localhost")).is_err());
+        assert!(
+            gate.check_host(&absolute, &with(HOST, "localhost"))
+                .is_err()
+        );
     }
 
     #[test]

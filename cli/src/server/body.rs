@@ -16,7 +16,10 @@ use super::error::{ApiError, Code};
 
 impl App {
     /// The JSON of a request, and the share of memory that it holds.
-    pub(super) async fn read_json<T: DeserializeOwned>(&self, request: Request<Body>) -> Result<(T, Share), ApiError> {
+    pub(super) async fn read_json<T: DeserializeOwned>(
+        &self,
+        request: Request<Body>,
+    ) -> Result<(T, Share), ApiError> {
         check_type(request.headers())?;
         let (bytes, share) = self.read_body(request).await?;
         let (value, unknown) = parse(&bytes)?;
@@ -30,7 +33,10 @@ impl App {
         let limit = self.limits.body_bytes;
         let mut share = self.budget.share();
         let (parts, body) = request.into_parts();
-        let length = parts.headers.get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
+        let length = parts
+            .headers
+            .get(CONTENT_LENGTH)
+            .and_then(|length| length.to_str().ok()?.parse().ok());
         if length.is_some_and(|length: u64| length > limit as u64) {
             // One that waits for a word before it sends needs none of this.
             if !parts.headers.contains_key(EXPECT) {
@@ -46,7 +52,10 @@ impl App {
 }
 
 fn check_type(headers: &HeaderMap) -> Result<(), ApiError> {
-    let given = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let given = headers
+        .get(CONTENT_TYPE)
+        .and_then(|value| value.to_str().ok())
+        .unwrap_or_default();
     let essence = given.split(';').next().unwrap_or_default().trim();
     if essence.eq_ignore_ascii_case("application/json") {
         return Ok(());
@@ -64,8 +73,11 @@ async fn collect(mut body: Body, limit: usize, share: &mut Share) -> Result<Vec<
         bytes.reserve_exact(exact);
     }
     while let Some(frame) = body.frame().await {
-        let frame = frame.map_err(|_| ApiError::new(Code::InvalidBody, "the body ended before its time"))?;
-        let Some(data) = frame.data_ref() else { continue };
+        let frame = frame
+            .map_err(|_| ApiError::new(Code::InvalidBody, "the body ended before its time"))?;
+        let Some(data) = frame.data_ref() else {
+            continue;
+        };
         let length = bytes.len() + data.len();
         if length > limit {
             drain(body, limit).await;
@@ -94,7 +106,10 @@ async fn drain(mut body: Body, limit: usize) {
 }
 
 fn too_large(limit: usize) -> ApiError {
-    ApiError::new(Code::BodyTooLarge, format!("the body has more than {limit} bytes"))
+    ApiError::new(
+        Code::BodyTooLarge,
+        format!("the body has more than {limit} bytes"),
+    )
 }
 
 /// The value, and the names of fields that are not known.
@@ -114,7 +129,10 @@ fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<(T, BTreeSet<String>), Api
 
 /// The name of a field, wherever it stands in a list.
 fn field(path: &str) -> String {
-    let names = path.split('.').filter(|name| name.bytes().any(|byte| !byte.is_ascii_digit() && byte != b'?'));
+    let names = path.split('.').filter(|name| {
+        name.bytes()
+            .any(|byte| !byte.is_ascii_digit() && byte != b'?')
+    });
     names.collect::<Vec<_>>().join(".")
 }
 
@@ -123,9 +141,11 @@ fn refusal(error: &serde_json::Error, path: &str) -> ApiError {
     match error.classify() {
         Category::Data => {
             // What a schema misses it names between backticks.
-            let missing = text.strip_prefix("missing field `").and_then(|rest| rest.split('`').next());
+            let missing = text
+                .strip_prefix("missing field `")
+                .and_then(|rest| rest.split('`').next());
             let text = text.split(" at line ").next().unwrap_or_default();
-            let error = ApiError::value("", format!("{path}: {text}"));
+            let error = ApiError::new(Code::InvalidValue, format!("{path}: {text}"));
             match (missing, path) {
                 (Some(name), ".") => ApiError::value(name, text),
                 (Some(name), path) => error.at(format!("{path}.{name}")),
@@ -176,7 +196,11 @@ mod tests {
         ] {
             for value in values {
                 let (code, param, message) = refused(&format!("{{\"{field}\": {value}}}"));
-                assert_eq!((code, param.as_deref()), (Code::InvalidValue, Some(field)), "{value}: {message}");
+                assert_eq!(
+                    (code, param.as_deref()),
+                    (Code::InvalidValue, Some(field)),
+                    "{value}: {message}"
+                );
             }
         }
         let (_, param, _) = refused("{\"messages\": [{\"role\": \"user\"}, {\"role\": \"foo\"}]}");
@@ -189,7 +213,20 @@ mod tests {
     fn c054_fields_that_are_not_known_are_noted() {
         let body = "{\"max_tokns\": 1, \"user\": \"u\", \"messages\": [{\"role\": \"user\", \"x\": 1}], \"stream_options\": {\"y\": 1}}";
         let (_, unknown) = parse::<ChatRequest>(body.as_bytes()).unwrap();
-        assert_eq!(unknown.iter().map(String::as_str).collect::<Vec<_>>(), ["max_tokns", "messages.x", "stream_options.y"].into_iter().collect::<BTreeSet<_>>().into_iter().collect::<Vec<_>>());
-        assert!(parse::<CompletionRequest>(b"{\"temperature\": null}").unwrap().0.temperature.is_none());
+        assert_eq!(
+            unknown.iter().map(String::as_str).collect::<Vec<_>>(),
+            ["max_tokns", "messages.x", "stream_options.y"]
+                .into_iter()
+                .collect::<BTreeSet<_>>()
+                .into_iter()
+                .collect::<Vec<_>>()
+        );
+        assert!(
+            parse::<CompletionRequest>(b"{\"temperature\": null}")
+                .unwrap()
+                .0
+                .temperature
+                .is_none()
+        );
     }
 }

@@ -15,12 +15,18 @@ pub(super) struct Budget {
 impl Budget {
     /// A budget of so many bytes.
     pub(super) fn new(limit: usize) -> Self {
-        Self { held: Arc::default(), limit }
+        Self {
+            held: Arc::default(),
+            limit,
+        }
     }
 
     /// A share of nothing yet.
     pub(super) fn share(&self) -> Share {
-        Share { budget: self.clone(), bytes: 0 }
+        Share {
+            budget: self.clone(),
+            bytes: 0,
+        }
     }
 
     /// Bytes that are held.

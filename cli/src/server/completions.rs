@@ -3,11 +3,12 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use axum::Json;
 use axum::body::{Body, Bytes};
 use axum::extract::{Extension, Request, State};
 use axum::http::Response;
 use axum::response::IntoResponse as _;
-use axum::Json;
+use cider::text::{AnswerPart, Opening};
 use serde_json::Value;
 
 use super::answers::{Answers, Ask, Happened};
@@ -17,7 +18,7 @@ use super::chat::refuse_unsupported;
 use super::error::ApiError;
 use super::params::within;
 use super::prepare::Prompt;
-use super::split::{Piece, Splitter};
+use super::rules::Rules;
 use super::stream::{self, Form, event};
 use super::wire::{Completion, CompletionChoice, CompletionLogprobs, CompletionRequest};
 
@@ -25,7 +26,7 @@ use super::wire::{Completion, CompletionChoice, CompletionLogprobs, CompletionRe
 #[utoipa::path(
     post, path = "/v1/completions", tag = "answers", request_body = CompletionRequest,
     responses(
-        (status = 200, description = "The answer, or with `stream` its pieces as server-sent events", content(
+        (status = 200, description = "The answer, or with `stream` its parts as server-sent events", content(
             (Completion = "application/json"), (Completion = "text/event-stream"))),
         (status = "default", description = "An error", body = super::wire::ErrorBody),
     )
@@ -42,11 +43,23 @@ pub(super) async fn completions(
     let texts = texts(completion.prompt.take())?;
     let slots = app.slots(params.answers.saturating_mul(texts.len()))?;
     let frontend = Arc::clone(&app.frontend);
-    let prompts = app.prepare(move || texts.into_iter().map(|text| text.prompt(&frontend)).collect()).await?;
+    let rules = Rules::of_completion(&completion, app.limits.grammar_bytes)?;
+    let answers = params.answers;
+    let prompt = move |text: Text| text.prompt(&frontend, &rules, answers);
+    let prompts = app
+        .prepare(move || texts.into_iter().map(prompt).collect())
+        .await?;
     let logprobs = completion.logprobs.map(|top| top as usize);
     let ignore_eos = completion.ignore_eos == Some(true);
-    let ask = Ask { params, salt, asked, logprobs, ignore_eos };
-    let answers = app.ask(&ask, prompts, (slots, share), Splitter::default)?;
+    let ask = Ask {
+        params,
+        salt,
+        asked,
+        logprobs,
+        ignore_eos,
+        format: None,
+    };
+    let answers = app.ask(&ask, prompts, (slots, share))?;
     let form = CompletionForm::new(&app, &completion, answers.len());
     if completion.stream == Some(true) {
         return Ok(stream::respond(app, answers, form));
@@ -66,7 +79,10 @@ fn check(app: &App, completion: &CompletionRequest) -> Result<super::params::Par
         && !best_of.is_null()
         && best_of.as_u64() != Some(params.answers as u64)
     {
-        return Err(ApiError::unsupported("best_of", "best_of is not supported, other than as n"));
+        return Err(ApiError::unsupported(
+            "best_of",
+            "best_of is not supported, other than as n",
+        ));
     }
     Ok(params)
 }
@@ -78,14 +94,20 @@ enum Text {
 }
 
 impl Text {
-    fn prompt(self, frontend: &cider::Frontend) -> Result<Prompt, ApiError> {
+    fn prompt(
+        self,
+        frontend: &cider::Frontend,
+        rules: &Rules,
+        answers: usize,
+    ) -> Result<Prompt, ApiError> {
         let at = |error: cider::Error| ApiError::from(error).at("prompt");
         let tokens = match self {
             Self::Words(text) => frontend.raw_prompt(&text).map_err(at)?,
             Self::Tokens(tokens) => {
                 let count = frontend.tokenizer().vocab_size();
                 if let Some(token) = tokens.iter().find(|&&token| token as usize >= count) {
-                    let what = format!("token {token} of the prompt is not one of the model's {count}");
+                    let what =
+                        format!("token {token} of the prompt is not one of the model's {count}");
                     return Err(ApiError::value("prompt", what));
                 }
                 tokens
@@ -95,7 +117,14 @@ impl Text {
             return Err(ApiError::value("prompt", "the prompt has no tokens"));
         }
         let tokens = frontend.place(tokens, &[]).map_err(at)?;
-        Ok(Prompt { tokens, images: Vec::new() })
+        let opening = Opening::Closed;
+        let rules = rules.compile(frontend, opening, answers)?;
+        Ok(Prompt {
+            tokens,
+            images: Vec::new(),
+            rules,
+            opening,
+        })
     }
 }
 
@@ -106,7 +135,12 @@ fn texts(prompt: Option<Value>) -> Result<Vec<Text>, ApiError> {
         ApiError::value("prompt", what)
     };
     let token = |value: &Value| value.as_u64().and_then(|token| u32::try_from(token).ok());
-    let tokens = |list: &[Value]| list.iter().map(token).collect::<Option<Vec<u32>>>().ok_or_else(refuse);
+    let tokens = |list: &[Value]| {
+        list.iter()
+            .map(token)
+            .collect::<Option<Vec<u32>>>()
+            .ok_or_else(refuse)
+    };
     let list = match prompt {
         Some(Value::String(text)) => return Ok(vec![Text::Words(text)]),
         Some(Value::Array(list)) if !list.is_empty() => list,
@@ -150,22 +184,32 @@ impl CompletionForm {
     }
 
     async fn whole(mut self, mut answers: Answers) -> Result<Completion, ApiError> {
-        let mut choices: Vec<CompletionChoice> = (0..answers.len()).map(|index| self.choice(index, None)).collect();
+        let mut choices: Vec<CompletionChoice> = (0..answers.len())
+            .map(|index| self.choice(index, None))
+            .collect();
         while let Some(happened) = answers.next().await? {
-            let (choice, pieces) = match happened {
+            let (choice, parts) = match happened {
                 Happened::Progress { .. } => continue,
-                Happened::More { choice, pieces, tokens } => {
+                Happened::More {
+                    choice,
+                    parts,
+                    tokens,
+                } => {
                     if let Some(logprobs) = &mut choices[choice].logprobs {
                         logprobs.extend(&tokens, &mut self.offsets[choice]);
                     }
-                    (choice, pieces)
+                    (choice, parts)
                 }
-                Happened::Done { choice, pieces, finish } => {
+                Happened::Done {
+                    choice,
+                    parts,
+                    finish,
+                } => {
                     choices[choice].finish_reason = Some(finish);
-                    (choice, pieces)
+                    (choice, parts)
                 }
             };
-            choices[choice].text.extend(pieces.into_iter().map(text));
+            choices[choice].text.extend(parts.into_iter().map(text));
         }
         let timings = answers.timings(0);
         Ok(Completion {
@@ -179,7 +223,12 @@ impl CompletionForm {
 
     fn choice(&self, index: usize, finish_reason: Option<&'static str>) -> CompletionChoice {
         let logprobs = self.logprobs.then(CompletionLogprobs::default);
-        CompletionChoice { index, text: String::new(), logprobs, finish_reason }
+        CompletionChoice {
+            index,
+            text: String::new(),
+            logprobs,
+            finish_reason,
+        }
     }
 
     fn chunk(&self, choices: Vec<CompletionChoice>) -> Completion {
@@ -206,21 +255,29 @@ impl Form for CompletionForm {
     fn write(&mut self, happened: Happened, answers: &Answers) -> Vec<Bytes> {
         match happened {
             Happened::Progress { .. } => Vec::new(),
-            Happened::More { choice, pieces, tokens } => {
-                if pieces.is_empty() && !(self.logprobs && !tokens.is_empty()) {
+            Happened::More {
+                choice,
+                parts,
+                tokens,
+            } => {
+                if parts.is_empty() && !(self.logprobs && !tokens.is_empty()) {
                     return Vec::new();
                 }
                 let mut piece = self.choice(choice, None);
-                piece.text.extend(pieces.into_iter().map(text));
+                piece.text.extend(parts.into_iter().map(text));
                 if let Some(logprobs) = &mut piece.logprobs {
                     logprobs.extend(&tokens, &mut self.offsets[choice]);
                 }
                 vec![event(&self.chunk(vec![piece]))]
             }
-            Happened::Done { choice, pieces, finish } => {
+            Happened::Done {
+                choice,
+                parts,
+                finish,
+            } => {
                 let timings = answers.timings(choice);
                 let mut last = self.choice(choice, Some(finish));
-                last.text.extend(pieces.into_iter().map(text));
+                last.text.extend(parts.into_iter().map(text));
                 vec![event(&Completion {
                     timings: Some(timings),
                     prefill_time: Some(timings.prefill),
@@ -232,14 +289,23 @@ impl Form for CompletionForm {
     }
 
     fn end(&mut self, answers: &Answers) -> Vec<Bytes> {
-        let usage = Completion { usage: Some(answers.usage()), ..self.chunk(Vec::new()) };
-        if self.usage { vec![event(&usage)] } else { Vec::new() }
+        let usage = Completion {
+            usage: Some(answers.usage()),
+            ..self.chunk(Vec::new())
+        };
+        if self.usage {
+            vec![event(&usage)]
+        } else {
+            Vec::new()
+        }
     }
 }
 
-fn text(piece: Piece) -> String {
-    match piece {
-        Piece::Content(text) => text,
+/// The text of a part: a raw answer has no others.
+fn text(part: AnswerPart) -> String {
+    match part {
+        AnswerPart::Content(text) => text,
+        _ => String::new(),
     }
 }
 
@@ -251,10 +317,26 @@ mod tests {
 
     #[test]
     fn prompts_have_four_forms() {
-        for (prompt, count) in [(json!("a"), 1), (json!(["a", "b"]), 2), (json!([1, 2]), 1), (json!([[1], [2], [3]]), 3), (json!(["a", [1]]), 2)] {
+        for (prompt, count) in [
+            (json!("a"), 1),
+            (json!(["a", "b"]), 2),
+            (json!([1, 2]), 1),
+            (json!([[1], [2], [3]]), 3),
+            (json!(["a", [1]]), 2),
+        ] {
             assert_eq!(texts(Some(prompt)).unwrap().len(), count);
         }
-        for prompt in [json!(null), json!([]), json!(1), json!([-1]), json!([1.5]), json!([1, "a"]), json!([[1, "a"]]), json!([4294967296u64]), json!({})] {
+        for prompt in [
+            json!(null),
+            json!([]),
+            json!(1),
+            json!([-1]),
+            json!([1.5]),
+            json!([1, "a"]),
+            json!([[1, "a"]]),
+            json!([4_294_967_296_u64]),
+            json!({}),
+        ] {
             assert!(texts(Some(prompt.clone())).is_err(), "{prompt}");
         }
         assert!(texts(None).is_err());

@@ -184,12 +184,15 @@ impl ApiError {
 
     /// The engine is gone.
     pub(super) fn worker_gone() -> Self {
-        Self::new(Code::WorkerGone, "the engine has stopped, the server needs a restart")
+        Self::new(
+            Code::WorkerGone,
+            "the engine has stopped, the server needs a restart",
+        )
     }
 
-    /// The same at a field of the request.
+    /// The same at a field of the request, unless it names one already.
     pub(super) fn at(mut self, param: impl Into<String>) -> Self {
-        self.param = Some(param.into());
+        self.param.get_or_insert_with(|| param.into());
         self
     }
 
@@ -226,11 +229,23 @@ impl From<Error> for ApiError {
                 Code::ContextLengthExceeded
             }
             Error::Image { .. } => Code::InvalidImage,
+            Error::Grammar { kind, .. } => {
+                // The field that the rule came in.
+                let param = if kind.starts_with("json_") {
+                    "response_format"
+                } else {
+                    kind
+                };
+                return Self::new(Code::InvalidGrammar, error.to_string()).at(param);
+            }
             Error::Request(_) => Code::InvalidValue,
             Error::Template { .. } => Code::TemplateError,
             Error::NonFinite { .. } => {
                 tracing::error!("{error}");
-                return Self::new(Code::NumericalError, "the model computed numbers that are not finite");
+                return Self::new(
+                    Code::NumericalError,
+                    "the model computed numbers that are not finite",
+                );
             }
             _ => {
                 tracing::error!("{error}");
@@ -289,9 +304,15 @@ mod tests {
         let error = ApiError::from(inside);
         assert_eq!(error.code(), Code::InternalError);
         assert!(!error.body().error.message.contains("secret"));
-        let error = ApiError::from(Error::ContextExceeded { prompt: 7, limit: 5 });
+        let error = ApiError::from(Error::ContextExceeded {
+            prompt: 7,
+            limit: 5,
+        });
         let body = error.body().error;
         assert!(body.message.contains('7') && body.message.contains('5'));
-        assert_eq!((body.code.as_str(), body.kind.as_str()), ("context_length_exceeded", "invalid_request_error"));
+        assert_eq!(
+            (body.code.as_str(), body.kind.as_str()),
+            ("context_length_exceeded", "invalid_request_error")
+        );
     }
 }

@@ -55,7 +55,10 @@ impl Fetcher {
             if status.is_success() {
                 return self.body(response.into_body()).await;
             }
-            let location = response.headers().get(LOCATION).filter(|_| status.is_redirection());
+            let location = response
+                .headers()
+                .get(LOCATION)
+                .filter(|_| status.is_redirection());
             let location = location.and_then(|value| value.to_str().ok());
             target = resolved(&target, location.ok_or("the URL gave no picture")?).ok_or(NO_URL)?;
         }
@@ -96,8 +99,14 @@ impl Fetcher {
     /// The address of a host. Where one of its addresses is not public, none is taken.
     async fn look_up(&self, host: &str, port: u16) -> Result<SocketAddr, Refusal> {
         let bare = host.trim_start_matches('[').trim_end_matches(']');
-        let found: Vec<SocketAddr> = lookup_host((bare, port)).await.map_err(|_| NOT_PUBLIC)?.collect();
-        if !found.iter().all(|address| (self.address_is_allowed)(address.ip())) {
+        let found: Vec<SocketAddr> = lookup_host((bare, port))
+            .await
+            .map_err(|_| NOT_PUBLIC)?
+            .collect();
+        if !found
+            .iter()
+            .all(|address| (self.address_is_allowed)(address.ip()))
+        {
             return Err(NOT_PUBLIC);
         }
         found.first().copied().ok_or(NOT_PUBLIC)
@@ -129,7 +138,10 @@ fn resolved(from: &Uri, location: &str) -> Option<Uri> {
     } else if location.starts_with('/') {
         format!("{scheme}://{authority}{location}")
     } else {
-        let folder = from.path().rsplit_once('/').map_or("", |(folder, _)| folder);
+        let folder = from
+            .path()
+            .rsplit_once('/')
+            .map_or("", |(folder, _)| folder);
         format!("{scheme}://{authority}{folder}/{location}")
     };
     text.parse().ok()
@@ -150,7 +162,10 @@ mod tests {
     use super::*;
 
     /// A host that gives the same answer to everybody, and how often it was asked.
-    async fn host(address: &str, answer: String) -> (SocketAddr, std::sync::Arc<std::sync::atomic::AtomicUsize>) {
+    async fn host(
+        address: &str,
+        answer: String,
+    ) -> (SocketAddr, std::sync::Arc<std::sync::atomic::AtomicUsize>) {
         let listener = TcpListener::bind((address, 0)).await.unwrap();
         let at = listener.local_addr().unwrap();
         let asked: std::sync::Arc<std::sync::atomic::AtomicUsize> = std::sync::Arc::default();
@@ -167,7 +182,10 @@ mod tests {
     }
 
     fn ok(body: &str) -> String {
-        format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{body}", body.len())
+        format!(
+            "HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{body}",
+            body.len()
+        )
     }
 
     fn to(location: &str) -> String {
@@ -188,17 +206,36 @@ mod tests {
         let (inner, asked) = host("127.0.0.1", ok("secret")).await;
         let port = inner.port();
         for host in [
-            "127.0.0.1", "localhost", "2130706433", "0x7f.1", "0x7f000001", "0177.0.0.1", "127.1", "[::ffff:127.0.0.1]", "[::1]", "0.0.0.0",
-            "169.254.169.254", "[64:ff9b::7f00:1]", "[fe80::1%25lo]", "127.0.0.1.", "user@127.0.0.1",
+            "127.0.0.1",
+            "localhost",
+            "2130706433",
+            "0x7f.1",
+            "0x7f000001",
+            "0177.0.0.1",
+            "127.1",
+            "[::ffff:127.0.0.1]",
+            "[::1]",
+            "0.0.0.0",
+            "169.254.169.254",
+            "[64:ff9b::7f00:1]",
+            "[fe80::1%25lo]",
+            "127.0.0.1.",
+            "user@127.0.0.1",
         ] {
             let url = format!("http://{host}:{port}/a.png");
-            let any_port = Fetcher { port_is_allowed: |_| true, ..Fetcher::new(Duration::from_secs(5), 10) };
+            let any_port = Fetcher {
+                port_is_allowed: |_| true,
+                ..Fetcher::new(Duration::from_secs(5), 10)
+            };
             assert!(any_port.fetch(&url).await.is_err(), "{host}");
             let refused = Fetcher::new(Duration::from_secs(5), 10).fetch(&url).await;
             assert!(refused.is_err(), "{host}");
         }
         let (outer, _) = host("127.0.0.2", to(&format!("http://127.0.0.1:{port}/a.png"))).await;
-        assert_eq!(fetcher().fetch(&format!("http://{outer}/")).await, Err(NOT_PUBLIC));
+        assert_eq!(
+            fetcher().fetch(&format!("http://{outer}/")).await,
+            Err(NOT_PUBLIC)
+        );
         assert_eq!(asked.load(std::sync::atomic::Ordering::SeqCst), 0);
     }
 
@@ -216,7 +253,16 @@ mod tests {
         assert!(fetcher().fetch(&format!("http://{fourth}/")).await.is_err());
         let (long, _) = host("127.0.0.2", ok("more than ten bytes")).await;
         assert!(fetcher().fetch(&format!("http://{long}/")).await.is_err());
-        for bad in ["https://a.test/", "ftp://a.test/", "http://", "http:///a", "a.png", "", "http://[::1", "http://a b/"] {
+        for bad in [
+            "https://a.test/",
+            "ftp://a.test/",
+            "http://",
+            "http:///a",
+            "a.png",
+            "",
+            "http://[::1",
+            "http://a b/",
+        ] {
             assert!(fetcher().fetch(bad).await.is_err(), "{bad}");
         }
     }
@@ -224,8 +270,16 @@ mod tests {
     #[tokio::test]
     async fn a_silent_host_is_left() {
         let listener = TcpListener::bind("127.0.0.2:0").await.unwrap();
-        let short = Fetcher { limit: Duration::from_millis(50), ..fetcher() };
-        assert!(short.fetch(&format!("http://{}/", listener.local_addr().unwrap())).await.is_err());
+        let short = Fetcher {
+            limit: Duration::from_millis(50),
+            ..fetcher()
+        };
+        assert!(
+            short
+                .fetch(&format!("http://{}/", listener.local_addr().unwrap()))
+                .await
+                .is_err()
+        );
     }
 
     #[test]
@@ -237,7 +291,11 @@ mod tests {
             ("//b.test/x", "http://b.test/x"),
             ("https://c.test/", "https://c.test/"),
         ] {
-            assert_eq!(resolved(&from, location), Some(to.parse().unwrap()), "{location}");
+            assert_eq!(
+                resolved(&from, location),
+                Some(to.parse().unwrap()),
+                "{location}"
+            );
         }
     }
 }

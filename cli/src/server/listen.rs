@@ -20,12 +20,20 @@ use super::io::Timed;
 
 /// Serves until a signal comes, then lets what runs come to its end for as long as it may.
 pub(super) async fn serve(app: Arc<App>, listener: TcpListener, router: Router) -> io::Result<()> {
-    let most = app.limits.connections.min(Semaphore::MAX_PERMITS).min(u32::MAX as usize);
+    let most = app
+        .limits
+        .connections
+        .min(Semaphore::MAX_PERMITS)
+        .min(u32::MAX as usize);
     let connections = Arc::new(Semaphore::new(most));
     let (drain, draining) = watch::channel(false);
     let mut end = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
-    let server = Server { app: Arc::clone(&app), router, draining };
+    let server = Server {
+        app: Arc::clone(&app),
+        router,
+        draining,
+    };
     tokio::select! {
         () = server.accept(listener, &connections) => {}
         _ = end.recv() => {}

@@ -21,7 +21,9 @@ pub(super) fn of_chat(tokens: &[TokenInfo]) -> ChatLogprobs {
             })
             .collect(),
     });
-    ChatLogprobs { content: content.collect() }
+    ChatLogprobs {
+        content: content.collect(),
+    }
 }
 
 impl CompletionLogprobs {
@@ -32,7 +34,10 @@ impl CompletionLogprobs {
             *offset += text(&token.bytes).chars().count();
             self.tokens.push(text(&token.bytes));
             self.token_logprobs.push(token.logprob);
-            let top = token.top.iter().map(|(_, bytes, logprob)| (text(bytes), Value::from(*logprob)));
+            let top = token
+                .top
+                .iter()
+                .map(|(_, bytes, logprob)| (text(bytes), Value::from(*logprob)));
             self.top_logprobs.push(top.collect::<Map<_, _>>());
         }
     }

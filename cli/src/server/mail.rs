@@ -31,8 +31,16 @@ impl News {
         let Self::Text { text, tokens } = self else {
             return size_of::<Self>();
         };
-        let top = |token: &TokenInfo| token.top.iter().map(|top| top.1.len() + size_of_val(top)).sum::<usize>();
-        let tokens = tokens.iter().map(|token| size_of_val(token) + token.bytes.len() + top(token));
+        let top = |token: &TokenInfo| {
+            token
+                .top
+                .iter()
+                .map(|top| top.1.len() + size_of_val(top))
+                .sum::<usize>()
+        };
+        let tokens = tokens
+            .iter()
+            .map(|token| size_of_val(token) + token.bytes.len() + top(token));
         size_of::<Self>() + text.len() + tokens.sum::<usize>()
     }
 }
@@ -91,7 +99,9 @@ impl Outbox {
     /// Sends the last news, whatever waits.
     pub(super) fn fail(&self, error: ApiError) {
         // With nobody to read it, it is of no use.
-        let _ = self.sender.send((self.choice, News::Failed(Box::new(error))));
+        let _ = self
+            .sender
+            .send((self.choice, News::Failed(Box::new(error))));
     }
 
     /// Whether nobody reads any more.
@@ -114,7 +124,10 @@ mod tests {
     use super::*;
 
     fn text(length: usize) -> News {
-        News::Text { text: "x".repeat(length), tokens: Vec::new() }
+        News::Text {
+            text: "x".repeat(length),
+            tokens: Vec::new(),
+        }
     }
 
     #[tokio::test]

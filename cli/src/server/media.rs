@@ -23,7 +23,10 @@ impl MediaRoot {
         let shown = || format!("media root {}", cider::files::shown(path));
         let path_of_folder = path.canonicalize().with_context(shown)?;
         let folder = openat(CWD, &path_of_folder, FOLDER, Mode::empty()).with_context(shown)?;
-        Ok(Self { folder, path: path_of_folder })
+        Ok(Self {
+            folder,
+            path: path_of_folder,
+        })
     }
 
     /// The bytes of the file that a `file:` URL names, up to `limit`. Nothing says why there are none: whether a file exists is
@@ -43,7 +46,10 @@ impl MediaRoot {
     /// Opens a path beneath the folder step by step, so that no link is followed at any of them.
     fn beneath(&self, path: &Path) -> Option<File> {
         // A URL may name the whole path, or that beneath the root.
-        let inner = path.strip_prefix(&self.path).or_else(|_| path.strip_prefix("/")).unwrap_or(path);
+        let inner = path
+            .strip_prefix(&self.path)
+            .or_else(|_| path.strip_prefix("/"))
+            .unwrap_or(path);
         let mut names = Vec::new();
         for component in inner.components() {
             match component {
@@ -55,21 +61,44 @@ impl MediaRoot {
         let (last, folders) = names.split_last()?;
         let mut folder: Option<OwnedFd> = None;
         for name in folders {
-            folder = Some(openat(folder.as_ref().unwrap_or(&self.folder), *name, FOLDER, Mode::empty()).ok()?);
+            folder = Some(
+                openat(
+                    folder.as_ref().unwrap_or(&self.folder),
+                    *name,
+                    FOLDER,
+                    Mode::empty(),
+                )
+                .ok()?,
+            );
         }
         // Opening a pipe must not wait for its writer.
-        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
-        let file = openat(folder.as_ref().unwrap_or(&self.folder), *last, flags, Mode::empty()).ok()?;
+        let flags =
+            OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
+        let file = openat(
+            folder.as_ref().unwrap_or(&self.folder),
+            *last,
+            flags,
+            Mode::empty(),
+        )
+        .ok()?;
         Some(File::from(file))
     }
 }
 
 /// The path of a `file:` URL of this machine.
 fn path_of(url: &str) -> Option<PathBuf> {
-    let rest = url.get(..5).filter(|scheme| scheme.eq_ignore_ascii_case("file:")).and_then(|_| url.get(5..))?;
-    let rest = match rest.strip_prefix("//").map(|rest| rest.split_at_checked(rest.find('/').unwrap_or(rest.len()))) {
+    let rest = url
+        .get(..5)
+        .filter(|scheme| scheme.eq_ignore_ascii_case("file:"))
+        .and_then(|_| url.get(5..))?;
+    let rest = match rest
+        .strip_prefix("//")
+        .map(|rest| rest.split_at_checked(rest.find('/').unwrap_or(rest.len())))
+    {
         // A host is none, or this one.
-        Some(Some((host, path))) if host.is_empty() || host.eq_ignore_ascii_case("localhost") => path,
+        Some(Some((host, path))) if host.is_empty() || host.eq_ignore_ascii_case("localhost") => {
+            path
+        }
         Some(_) => return None,
         None => rest,
     };
@@ -112,17 +141,53 @@ mod tests {
         symlink(top.join("secret"), root.join("link")).unwrap();
         symlink(&top, root.join("up")).unwrap();
         symlink("pic.png", root.join("a b/alias")).unwrap();
-        rustix::fs::mknodat(CWD, root.join("pipe"), rustix::fs::FileType::Fifo, Mode::RUSR, 0).unwrap();
+        rustix::fs::mknodat(
+            CWD,
+            root.join("pipe"),
+            rustix::fs::FileType::Fifo,
+            Mode::RUSR,
+            0,
+        )
+        .unwrap();
         let media = MediaRoot::open(&root).unwrap();
-        let whole = format!("file://{}/a b/pic.png", root.canonicalize().unwrap().display());
-        for good in ["file:///a%20b/pic.png", "file:a b/pic.png", "FILE:///a b/./pic.png", "file://localhost/a b/pic.png", &whole] {
-            assert_eq!(media.read(good, 6).as_deref(), Some(&b"pixels"[..]), "{good}");
+        let whole = format!(
+            "file://{}/a b/pic.png",
+            root.canonicalize().unwrap().display()
+        );
+        for good in [
+            "file:///a%20b/pic.png",
+            "file:a b/pic.png",
+            "FILE:///a b/./pic.png",
+            "file://localhost/a b/pic.png",
+            &whole,
+        ] {
+            assert_eq!(
+                media.read(good, 6).as_deref(),
+                Some(&b"pixels"[..]),
+                "{good}"
+            );
         }
         assert_eq!(media.read("file:///a b/pic.png", 5), None, "too long");
         for bad in [
-            "file:///missing", "file:///link", "file:///up/secret", "file:///a b/alias", "file:///../secret", "file:///a b/../../secret",
-            "file:///%2e%2e/secret", "file:///pipe", "file:///a b", "file:///", "file:", "file://", "file://host/a b/pic.png",
-            "file:///a b/pic.png%00", "file:///a b/pic.png%zz", "file:///etc/hostname", "/a b/pic.png", "pic.png", "",
+            "file:///missing",
+            "file:///link",
+            "file:///up/secret",
+            "file:///a b/alias",
+            "file:///../secret",
+            "file:///a b/../../secret",
+            "file:///%2e%2e/secret",
+            "file:///pipe",
+            "file:///a b",
+            "file:///",
+            "file:",
+            "file://",
+            "file://host/a b/pic.png",
+            "file:///a b/pic.png%00",
+            "file:///a b/pic.png%zz",
+            "file:///etc/hostname",
+            "/a b/pic.png",
+            "pic.png",
+            "",
         ] {
             assert_eq!(media.read(bad, 100), None, "{bad}");
         }

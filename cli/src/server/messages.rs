@@ -48,10 +48,14 @@ impl Conversation {
         let messages = read.collect::<Result<Vec<_>, _>>()?;
         let pictures = reader.finish()?;
         if pictures.len() > most.pictures {
-            let what = format!("the request has {} pictures, it may have {}", pictures.len(), most.pictures);
+            let what = format!(
+                "the request has {} pictures, it may have {}",
+                pictures.len(),
+                most.pictures
+            );
             return Err(ApiError::value("messages", what));
         }
-        Ok(Self { messages: merged(messages), pictures })
+        Ok(Self { messages, pictures })
     }
 }
 
@@ -66,7 +70,12 @@ struct Reader {
 impl Reader {
     fn new(images: Vec<String>) -> Self {
         let given = images.len();
-        Self { images: images.into_iter(), given, marks: 0, pictures: Vec::new() }
+        Self {
+            images: images.into_iter(),
+            given,
+            marks: 0,
+            pictures: Vec::new(),
+        }
     }
 
     fn message(&mut self, at: usize, message: ChatMessage) -> Result<Message, ApiError> {
@@ -76,7 +85,9 @@ impl Reader {
             None | Some(Value::Null) => {
                 let is_call = !calls.is_empty() || message.reasoning_content.is_some();
                 if message.role != wire::Role::Assistant || !is_call {
-                    let what = format!("{field} is missing: only an assistant's message beside tool_calls may have none");
+                    let what = format!(
+                        "{field} is missing: only an assistant's message beside tool_calls may have none"
+                    );
                     return Err(ApiError::value(field, what));
                 }
                 Content::Nothing(())
@@ -103,7 +114,12 @@ impl Reader {
             wire::Role::Assistant => Role::Assistant,
             wire::Role::Tool => Role::Tool,
         };
-        Ok(Message { role, content, tool_calls: calls, extra })
+        Ok(Message {
+            role,
+            content,
+            tool_calls: calls,
+            extra,
+        })
     }
 
     fn parts(&mut self, field: &str, parts: Vec<Value>) -> Result<Content, ApiError> {
@@ -122,7 +138,10 @@ impl Reader {
         match kind {
             "text" | "input_text" => match part.get_mut("text").map(Value::take) {
                 Some(Value::String(text)) => Ok(self.text(text)),
-                _ => Err(ApiError::value(&field, format!("{field} is a text without its text"))),
+                _ => Err(ApiError::value(
+                    &field,
+                    format!("{field} is a text without its text"),
+                )),
             },
             "image_url" | "input_image" => {
                 let named = part.get_mut("image_url").map(Value::take);
@@ -131,7 +150,10 @@ impl Reader {
                     other => other,
                 };
                 let Some(Value::String(url)) = url else {
-                    return Err(ApiError::value(&field, format!("{field} is a picture without its URL")));
+                    return Err(ApiError::value(
+                        &field,
+                        format!("{field} is a picture without its URL"),
+                    ));
                 };
                 self.pictures.push(Picture { url, param: field });
                 Ok(vec![Part::Image])
@@ -139,7 +161,9 @@ impl Reader {
             "" => Err(ApiError::value(&field, format!("{field} has no type"))),
             kind => {
                 let kind: String = kind.chars().take(40).collect();
-                let what = format!("{field} is of the type {kind:?}, which is not supported: text and image_url are");
+                let what = format!(
+                    "{field} is of the type {kind:?}, which is not supported: text and image_url are"
+                );
                 Err(ApiError::unsupported(field, what))
             }
         }
@@ -156,11 +180,16 @@ impl Reader {
                 let param = format!("images[{}]", self.marks);
                 self.marks += 1;
                 if let Some(image) = self.images.next() {
-                    self.pictures.push(Picture { url: as_url(image), param });
+                    self.pictures.push(Picture {
+                        url: as_url(image),
+                        param,
+                    });
                 }
                 parts.push(Part::Image);
             }
-            parts.push(Part::Text { text: piece.to_owned() });
+            parts.push(Part::Text {
+                text: piece.to_owned(),
+            });
         }
         parts
     }
@@ -168,7 +197,8 @@ impl Reader {
     fn finish(self) -> Result<Vec<Picture>, ApiError> {
         let (given, marks) = (self.given, self.marks);
         if given != marks {
-            let what = format!("images has {given} pictures, the messages have {marks} marks {MARK}");
+            let what =
+                format!("images has {given} pictures, the messages have {marks} marks {MARK}");
             return Err(ApiError::value("images", what));
         }
         Ok(self.pictures)
@@ -192,34 +222,18 @@ fn joined(parts: Vec<Part>) -> Content {
     }
 }
 
-/// The instructions at the beginning as one message: templates know one, and call it system.
-fn merged(messages: Vec<Message>) -> Vec<Message> {
-    let mut all: Vec<Message> = Vec::new();
-    for message in messages {
-        let instructs = |message: &Message| matches!(message.role, Role::System | Role::Developer);
-        if let [first] = all.as_mut_slice()
-            && instructs(first)
-            && instructs(&message)
-            && let (Content::Text(text), Content::Text(more)) = (&mut first.content, &message.content)
-        {
-            text.push_str("\n\n");
-            text.push_str(more);
-        } else {
-            all.push(message);
-        }
-    }
-    all
-}
-
 /// The calls of an assistant's message.
 fn calls(at: usize, calls: Option<Vec<Value>>) -> Result<Vec<Value>, ApiError> {
     let calls = calls.unwrap_or_default();
     for (number, call) in calls.iter().enumerate() {
         let name = call.pointer("/function/name").is_some_and(Value::is_string);
         let arguments = call.pointer("/function/arguments");
-        if !name || !arguments.is_none_or(|arguments| arguments.is_string() || arguments.is_object()) {
+        if !name
+            || !arguments.is_none_or(|arguments| arguments.is_string() || arguments.is_object())
+        {
             let field = format!("messages[{at}].tool_calls[{number}]");
-            let what = format!("{field} must have function.name and function.arguments, which are texts");
+            let what =
+                format!("{field} must have function.name and function.arguments, which are texts");
             return Err(ApiError::value(field, what));
         }
     }
@@ -229,7 +243,11 @@ fn calls(at: usize, calls: Option<Vec<Value>>) -> Result<Vec<Value>, ApiError> {
 /// An entry of `images`: a URL, or base64 without one.
 fn as_url(image: String) -> String {
     // No letter of base64 is a colon.
-    if image.contains(':') { image } else { format!("data:;base64,{image}") }
+    if image.contains(':') {
+        image
+    } else {
+        format!("data:;base64,{image}")
+    }
 }
 
 /// What stands for a picture in a text.
@@ -241,7 +259,10 @@ mod tests {
 
     use super::*;
 
-    const MOST: Most = Most { messages: 8, pictures: 3 };
+    const MOST: Most = Most {
+        messages: 8,
+        pictures: 3,
+    };
 
     fn read(messages: &Value, images: &[&str]) -> Result<Conversation, ApiError> {
         let messages = serde_json::from_value(messages.clone()).unwrap();
@@ -264,30 +285,40 @@ mod tests {
         assert!(refused(&json!([{"role": "user", "content": []}])).contains("empty"));
         assert!(refused(&part(json!({"type": "text"}))).contains("without its text"));
         assert!(refused(&part(json!({"type": "foo"}))).contains("foo"));
-        assert!(refused(&part(json!({"type": "video_url", "video_url": {"url": ""}}))).contains("video_url"));
+        assert!(
+            refused(&part(
+                json!({"type": "video_url", "video_url": {"url": ""}})
+            ))
+            .contains("video_url")
+        );
         assert!(refused(&part(json!({"type": "image_url"}))).contains("without its URL"));
         assert!(refused(&part(json!("text"))).contains("no type"));
     }
 
     #[test]
-    fn c049_instructions_at_the_beginning_are_one_message() {
-        let developer = read(&json!([{"role": "developer", "content": "X"}, {"role": "user", "content": "a"}]), &[]).unwrap();
-        assert_eq!(developer.messages[0].content, Content::Text("X".to_owned()));
-        let both = json!([{"role": "system", "content": "X"}, {"role": "developer", "content": "Y"}, {"role": "user", "content": "a"}]);
-        let both = read(&both, &[]).unwrap().messages;
-        assert_eq!((both.len(), &both[0].content), (2, &Content::Text("X\n\nY".to_owned())));
-    }
-
-    #[test]
     fn c047_only_calls_may_stand_without_content() {
-        let call = json!({"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}});
-        for message in [json!({"role": "assistant", "content": null, "tool_calls": [call]}), json!({"role": "assistant", "tool_calls": [call]})] {
-            assert_eq!(read(&json!([message]), &[]).unwrap().messages[0].content, Content::Nothing(()));
+        let call =
+            json!({"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}});
+        for message in [
+            json!({"role": "assistant", "content": null, "tool_calls": [call]}),
+            json!({"role": "assistant", "tool_calls": [call]}),
+        ] {
+            assert_eq!(
+                read(&json!([message]), &[]).unwrap().messages[0].content,
+                Content::Nothing(())
+            );
         }
-        for message in [json!({"role": "user", "content": null}), json!({"role": "assistant"}), json!({"role": "user", "content": 1})] {
+        for message in [
+            json!({"role": "user", "content": null}),
+            json!({"role": "assistant"}),
+            json!({"role": "user", "content": 1}),
+        ] {
             assert!(refused(&json!([message])).contains("messages[0].content"));
         }
-        assert!(refused(&json!([{"role": "assistant", "tool_calls": [{"function": {}}]}])).contains("function.name"));
+        assert!(
+            refused(&json!([{"role": "assistant", "tool_calls": [{"function": {}}]}]))
+                .contains("function.name")
+        );
     }
 
     #[test]
@@ -297,14 +328,26 @@ mod tests {
             {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,x"}}, {"type": "text", "text": "<image>"}]},
         ]);
         let read_in = read(&messages, &["AAAA", "data:,y"]).unwrap();
-        let urls: Vec<&str> = read_in.pictures.iter().map(|picture| picture.url.as_str()).collect();
+        let urls: Vec<&str> = read_in
+            .pictures
+            .iter()
+            .map(|picture| picture.url.as_str())
+            .collect();
         assert_eq!(urls, ["data:;base64,AAAA", "data:,x", "data:,y"]);
         assert_eq!(read_in.pictures[2].param, "images[1]");
-        let part = |text: &str| Part::Text { text: text.to_owned() };
-        assert_eq!(read_in.messages[0].content, Content::Parts(vec![part("a"), Part::Image, part("b")]));
+        let part = |text: &str| Part::Text {
+            text: text.to_owned(),
+        };
+        assert_eq!(
+            read_in.messages[0].content,
+            Content::Parts(vec![part("a"), Part::Image, part("b")])
+        );
         assert!(read(&messages, &["AAAA"]).is_err() && read(&messages, &["a", "b", "c"]).is_err());
         let words = read(&messages, &[]).unwrap();
-        assert_eq!(words.messages[0].content, Content::Text("a<image>b".to_owned()));
+        assert_eq!(
+            words.messages[0].content,
+            Content::Text("a<image>b".to_owned())
+        );
     }
 
     #[test]

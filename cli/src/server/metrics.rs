@@ -40,18 +40,44 @@ impl Metrics {
         page.family("cider_http_responses_total", "counter", "Answers by status");
         for (class, count) in self.statuses.iter().enumerate().skip(1) {
             let label = format!("{{status=\"{class}xx\"}}");
-            page.sample("cider_http_responses_total", &label, count.load(Ordering::Relaxed));
+            page.sample(
+                "cider_http_responses_total",
+                &label,
+                count.load(Ordering::Relaxed),
+            );
         }
-        page.family("cider_errors_total", "counter", "Refusals and failures by code");
+        page.family(
+            "cider_errors_total",
+            "counter",
+            "Refusals and failures by code",
+        );
         for (code, count) in Code::ALL.iter().zip(&self.errors) {
             let label = format!("{{code=\"{}\"}}", code.name());
             page.sample("cider_errors_total", &label, count.load(Ordering::Relaxed));
         }
-        page.one("cider_connections", "gauge", "Open connections", self.connections.load(Ordering::Relaxed));
-        page.one("cider_in_flight_bytes", "gauge", "Bytes of bodies and pictures in flight", in_flight as u64);
+        page.one(
+            "cider_connections",
+            "gauge",
+            "Open connections",
+            self.connections.load(Ordering::Relaxed),
+        );
+        page.one(
+            "cider_in_flight_bytes",
+            "gauge",
+            "Bytes of bodies and pictures in flight",
+            in_flight as u64,
+        );
         page.engine(stats);
-        page.histogram("cider_time_to_first_token_seconds", "From the request to its first token", &self.first_token);
-        page.histogram("cider_time_between_tokens_seconds", "From one text to the next", &self.between_tokens);
+        page.histogram(
+            "cider_time_to_first_token_seconds",
+            "From the request to its first token",
+            &self.first_token,
+        );
+        page.histogram(
+            "cider_time_between_tokens_seconds",
+            "From one text to the next",
+            &self.between_tokens,
+        );
         page.0
     }
 }
@@ -97,25 +123,87 @@ impl Page {
     }
 
     fn engine(&mut self, stats: &BatchStats) {
-        self.one("cider_requests_waiting", "gauge", "Answers that wait for their turn", stats.waiting as u64);
-        self.one("cider_requests_running", "gauge", "Answers that are computed", stats.running as u64);
-        self.one("cider_kv_blocks_used", "gauge", "Blocks of the cache that answers use", stats.used_blocks as u64);
-        self.one("cider_kv_blocks_cached", "gauge", "Blocks that may be used again", stats.cached_blocks as u64);
-        self.one("cider_kv_blocks", "gauge", "Blocks of the cache", stats.total_blocks as u64);
+        self.one(
+            "cider_requests_waiting",
+            "gauge",
+            "Answers that wait for their turn",
+            stats.waiting as u64,
+        );
+        self.one(
+            "cider_requests_running",
+            "gauge",
+            "Answers that are computed",
+            stats.running as u64,
+        );
+        self.one(
+            "cider_kv_blocks_used",
+            "gauge",
+            "Blocks of the cache that answers use",
+            stats.used_blocks as u64,
+        );
+        self.one(
+            "cider_kv_blocks_cached",
+            "gauge",
+            "Blocks that may be used again",
+            stats.cached_blocks as u64,
+        );
+        self.one(
+            "cider_kv_blocks",
+            "gauge",
+            "Blocks of the cache",
+            stats.total_blocks as u64,
+        );
         for (name, help, value) in [
-            ("prefix_queries", "Prompt tokens that were looked for in the cache", stats.prefix_queries),
-            ("prefix_hits", "Prompt tokens that were found in the cache", stats.prefix_hits),
-            ("image_queries", "Pictures that were looked for in the cache", stats.image_queries),
-            ("image_hits", "Pictures that were found in the cache", stats.image_hits),
-            ("preemptions", "Answers that made room for older ones", stats.preemptions),
+            (
+                "prefix_queries",
+                "Prompt tokens that were looked for in the cache",
+                stats.prefix_queries,
+            ),
+            (
+                "prefix_hits",
+                "Prompt tokens that were found in the cache",
+                stats.prefix_hits,
+            ),
+            (
+                "image_queries",
+                "Pictures that were looked for in the cache",
+                stats.image_queries,
+            ),
+            (
+                "image_hits",
+                "Pictures that were found in the cache",
+                stats.image_hits,
+            ),
+            (
+                "preemptions",
+                "Answers that made room for older ones",
+                stats.preemptions,
+            ),
             ("steps", "Steps of the model", stats.steps),
-            ("step_panics", "Steps that were taken again, one by one", stats.panics),
-            ("prompt_tokens", "Prompt tokens that were computed", stats.prompt_tokens),
-            ("generated_tokens", "Tokens that were generated", stats.generated_tokens),
+            (
+                "step_panics",
+                "Steps that were taken again, one by one",
+                stats.panics,
+            ),
+            (
+                "prompt_tokens",
+                "Prompt tokens that were computed",
+                stats.prompt_tokens,
+            ),
+            (
+                "generated_tokens",
+                "Tokens that were generated",
+                stats.generated_tokens,
+            ),
         ] {
             self.one(&format!("cider_{name}_total"), "counter", help, value);
         }
-        self.one("cider_image_cache_bytes", "gauge", "Bytes of remembered pictures", stats.image_bytes as u64);
+        self.one(
+            "cider_image_cache_bytes",
+            "gauge",
+            "Bytes of remembered pictures",
+            stats.image_bytes as u64,
+        );
     }
 
     fn histogram(&mut self, name: &str, help: &str, histogram: &Histogram) {
@@ -150,7 +238,13 @@ mod tests {
         metrics.failed(Code::QueueFull);
         metrics.first_token.observe(Duration::from_millis(3));
         metrics.first_token.observe(Duration::from_secs(100));
-        let page = metrics.page(&BatchStats { running: 3, ..BatchStats::default() }, 5);
+        let page = metrics.page(
+            &BatchStats {
+                running: 3,
+                ..BatchStats::default()
+            },
+            5,
+        );
         for line in [
             "cider_http_responses_total{status=\"2xx\"} 1",
             "cider_errors_total{code=\"queue_full\"} 1",
@@ -163,7 +257,15 @@ mod tests {
         ] {
             assert!(page.lines().any(|found| found == line), "{line}\n{page}");
         }
-        let families = page.lines().filter(|line| line.starts_with("# TYPE")).count();
-        assert_eq!(families, page.lines().filter(|line| line.starts_with("# HELP")).count());
+        let families = page
+            .lines()
+            .filter(|line| line.starts_with("# TYPE"))
+            .count();
+        assert_eq!(
+            families,
+            page.lines()
+                .filter(|line| line.starts_with("# HELP"))
+                .count()
+        );
     }
 }

@@ -22,6 +22,7 @@ mod openapi;
 mod params;
 mod prepare;
 mod routes;
+mod rules;
 mod split;
 mod status;
 mod stream;
@@ -65,7 +66,12 @@ pub(crate) struct Model {
 pub(crate) fn run(config: Config, model: Model) -> Result<()> {
     // What can be refused is refused before the weights are read, and the port is taken before that.
     let gate = Gate::open(&config.server)?;
-    let media = config.server.media_root.as_deref().map(MediaRoot::open).transpose()?;
+    let media = config
+        .server
+        .media_root
+        .as_deref()
+        .map(MediaRoot::open)
+        .transpose()?;
     let address = SocketAddr::new(config.server.host, config.server.port);
     let listener = TcpListener::bind(address).with_context(|| format!("{address}"))?;
     listener.set_nonblocking(true)?;
@@ -90,7 +96,10 @@ pub(crate) fn run(config: Config, model: Model) -> Result<()> {
 fn warn(config: &Config) {
     let server = &config.server;
     if !server.host.is_loopback() && server.no_auth {
-        tracing::warn!("{} is reachable from other machines, and no key is needed", server.host);
+        tracing::warn!(
+            "{} is reachable from other machines, and no key is needed",
+            server.host
+        );
     }
     if server.cors_origins.iter().any(|origin| origin == "*") {
         tracing::warn!("every web page may ask: server.cors_origins has *");
@@ -98,8 +107,18 @@ fn warn(config: &Config) {
 }
 
 impl App {
-    fn start(config: Config, model: Model, gate: Gate, media: Option<MediaRoot>) -> Result<Arc<Self>> {
-        let Config { sampling, server, limits, .. } = config;
+    fn start(
+        config: Config,
+        model: Model,
+        gate: Gate,
+        media: Option<MediaRoot>,
+    ) -> Result<Arc<Self>> {
+        let Config {
+            sampling,
+            server,
+            limits,
+            ..
+        } = config;
         let metrics: Arc<Metrics> = Arc::default();
         let options = BatchOptions {
             max_running: limits.running,
@@ -132,9 +151,13 @@ impl App {
             worker,
             metrics,
             budget: Budget::new(limits.in_flight_bytes),
-            fetcher: server.image_urls.then(|| Fetcher::new(limits.fetch_timeout, limits.image_bytes)),
+            fetcher: server
+                .image_urls
+                .then(|| Fetcher::new(limits.fetch_timeout, limits.image_bytes)),
             media: media.map(Arc::new),
-            preparing: Arc::new(Semaphore::new(limits.prepare_jobs.min(Semaphore::MAX_PERMITS))),
+            preparing: Arc::new(Semaphore::new(
+                limits.prepare_jobs.min(Semaphore::MAX_PERMITS),
+            )),
             slots: Slots::new(limits.running.saturating_add(limits.queue)),
             draining: AtomicBool::new(false),
             unknown: Unknown::default(),
@@ -153,7 +176,9 @@ fn defaults(sampling: &SamplingDefaults, limits: &config::Limits, frontend: &Fro
             top_p: sampling.top_p.unwrap_or(model.top_p),
             top_k: sampling.top_k.unwrap_or(model.top_k),
             min_p: sampling.min_p.unwrap_or(model.min_p),
-            repetition_penalty: sampling.repetition_penalty.unwrap_or(model.repetition_penalty),
+            repetition_penalty: sampling
+                .repetition_penalty
+                .unwrap_or(model.repetition_penalty),
             ..model
         },
         max_new_tokens: sampling.max_new_tokens,
@@ -164,9 +189,17 @@ fn defaults(sampling: &SamplingDefaults, limits: &config::Limits, frontend: &Fro
 /// What a model is called if nobody says: the name of its folder or file.
 pub(crate) fn name_of(path: &Path) -> String {
     let path = path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
-    let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let name = path
+        .file_name()
+        .unwrap_or_default()
+        .to_string_lossy()
+        .into_owned();
     let name = name.strip_suffix(".gguf").unwrap_or(&name);
-    if name.is_empty() { "model".to_owned() } else { name.to_owned() }
+    if name.is_empty() {
+        "model".to_owned()
+    } else {
+        name.to_owned()
+    }
 }
 
 /// Threads that serve connections: they carry bytes, the engine has the cores.

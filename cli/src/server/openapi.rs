@@ -25,7 +25,10 @@ struct Keys;
 impl Modify for Keys {
     fn modify(&self, description: &mut Description) {
         let scheme = SecurityScheme::Http(Http::new(HttpAuthScheme::Bearer));
-        description.components.get_or_insert_default().add_security_scheme("key", scheme);
+        description
+            .components
+            .get_or_insert_default()
+            .add_security_scheme("key", scheme);
     }
 }
 

@@ -92,15 +92,20 @@ impl Fields<'_> {
         // The smallest number above 0: the border itself is refused.
         let above_zero = f32::MIN_POSITIVE;
         let sampling = SamplingParams {
-            temperature: within("temperature", self.temperature, 0.0..=2.0)?.unwrap_or(base.temperature),
+            temperature: within("temperature", self.temperature, 0.0..=2.0)?
+                .unwrap_or(base.temperature),
             top_p: within("top_p", self.top_p, above_zero..=1.0)?.unwrap_or(base.top_p),
             top_k: match within("top_k", self.top_k, -1..=i64::MAX)? {
                 Some(k) => usize::try_from(k).unwrap_or(0),
                 None => base.top_k,
             },
             min_p: within("min_p", self.min_p, 0.0..=1.0)?.unwrap_or(base.min_p),
-            repetition_penalty: within("repetition_penalty", self.repetition_penalty, above_zero..=100.0)?
-                .unwrap_or(base.repetition_penalty),
+            repetition_penalty: within(
+                "repetition_penalty",
+                self.repetition_penalty,
+                above_zero..=100.0,
+            )?
+            .unwrap_or(base.repetition_penalty),
             presence_penalty: within("presence_penalty", self.presence_penalty, -2.0..=2.0)?
                 .unwrap_or(base.presence_penalty),
             frequency_penalty: within("frequency_penalty", self.frequency_penalty, -2.0..=2.0)?
@@ -117,8 +122,15 @@ impl Fields<'_> {
 
     fn max_tokens(&self, defaults: &Defaults) -> Result<Option<usize>, ApiError> {
         let older = within("max_tokens", self.max_tokens, 1..=u32::MAX)?;
-        let newer = within("max_completion_tokens", self.max_completion_tokens, 1..=u32::MAX)?;
-        let asked = newer.or(older).map(|tokens| tokens as usize).or(defaults.max_new_tokens);
+        let newer = within(
+            "max_completion_tokens",
+            self.max_completion_tokens,
+            1..=u32::MAX,
+        )?;
+        let asked = newer
+            .or(older)
+            .map(|tokens| tokens as usize)
+            .or(defaults.max_new_tokens);
         Ok(match (asked, defaults.max_tokens) {
             (Some(asked), Some(most)) => Some(asked.min(most)),
             (asked, most) => asked.or(most),
@@ -129,8 +141,14 @@ impl Fields<'_> {
 impl Params {
     /// The parameters of one of the answers: with a seed, each has its own.
     pub(super) fn of(&self, answer: usize) -> SamplingParams {
-        let seed = self.sampling.seed.map(|seed| seed.wrapping_add(answer as u64));
-        SamplingParams { seed, ..self.sampling.clone() }
+        let seed = self
+            .sampling
+            .seed
+            .map(|seed| seed.wrapping_add(answer as u64));
+        SamplingParams {
+            seed,
+            ..self.sampling.clone()
+        }
     }
 }
 
@@ -142,7 +160,11 @@ pub(super) fn within<T: PartialOrd + Display + Copy>(
 ) -> Result<Option<T>, ApiError> {
     match value {
         Some(value) if !range.contains(&value) => {
-            let what = format!("{name} is {value}, it must be from {} to {}", range.start(), range.end());
+            let what = format!(
+                "{name} is {value}, it must be from {} to {}",
+                range.start(),
+                range.end()
+            );
             Err(ApiError::value(name, what))
         }
         value => Ok(value),
@@ -151,18 +173,30 @@ pub(super) fn within<T: PartialOrd + Display + Copy>(
 
 /// The texts that end an answer: none, one, or a list of them.
 fn stops(stop: Option<&Value>) -> Result<Vec<String>, ApiError> {
-    let refuse = |what: &str| ApiError::value("stop", format!("stop must be a text or a list of texts{what}"));
+    let refuse = |what: &str| {
+        ApiError::value(
+            "stop",
+            format!("stop must be a text or a list of texts{what}"),
+        )
+    };
     let stops = match stop {
         None | Some(Value::Null) => Vec::new(),
         Some(Value::String(text)) => vec![text.clone()],
         Some(Value::Array(list)) => {
             let texts = list.iter().map(|text| text.as_str().map(str::to_owned));
-            texts.collect::<Option<Vec<_>>>().ok_or_else(|| refuse(""))?
+            texts
+                .collect::<Option<Vec<_>>>()
+                .ok_or_else(|| refuse(""))?
         }
         Some(_) => return Err(refuse("")),
     };
-    if stops.len() > MAX_STOPS || stops.iter().any(|stop| stop.is_empty() || stop.len() > MAX_STOP) {
-        let what = format!(", at most {MAX_STOPS}, none of them empty or longer than {MAX_STOP} bytes");
+    if stops.len() > MAX_STOPS
+        || stops
+            .iter()
+            .any(|stop| stop.is_empty() || stop.len() > MAX_STOP)
+    {
+        let what =
+            format!(", at most {MAX_STOPS}, none of them empty or longer than {MAX_STOP} bytes");
         return Err(refuse(&what));
     }
     StopMatcher::new(&stops).map_err(|error| ApiError::from(error).at("stop"))?;
@@ -180,6 +214,14 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    fn stopping(stop: &Value) -> Result<Params, ApiError> {
+        let fields = Fields {
+            stop: Some(stop),
+            ..Fields::default()
+        };
+        fields.resolve(&Defaults::default())
+    }
 
     fn resolved(change: impl FnOnce(&mut Fields<'_>)) -> Result<Params, ApiError> {
         let mut fields = Fields::default();
@@ -219,26 +261,57 @@ mod tests {
 
     #[test]
     fn c036_the_newer_name_of_the_limit_wins_and_the_server_caps_it() {
-        let params = resolved(|f| (f.max_tokens, f.max_completion_tokens) = (Some(9), Some(5))).unwrap();
+        let params =
+            resolved(|f| (f.max_tokens, f.max_completion_tokens) = (Some(9), Some(5))).unwrap();
         assert_eq!(params.max_tokens, Some(5));
-        let defaults = Defaults { max_new_tokens: Some(7), max_tokens: Some(8), ..Defaults::default() };
-        let limit = |tokens| Fields { max_tokens: tokens, ..Fields::default() }.resolve(&defaults).unwrap().max_tokens;
-        assert_eq!((limit(None), limit(Some(3)), limit(Some(100))), (Some(7), Some(3), Some(8)));
+        let defaults = Defaults {
+            max_new_tokens: Some(7),
+            max_tokens: Some(8),
+            ..Defaults::default()
+        };
+        let limit = |tokens| {
+            Fields {
+                max_tokens: tokens,
+                ..Fields::default()
+            }
+            .resolve(&defaults)
+            .unwrap()
+            .max_tokens
+        };
+        assert_eq!(
+            (limit(None), limit(Some(3)), limit(Some(100))),
+            (Some(7), Some(3), Some(8))
+        );
     }
 
     #[test]
     fn stops_are_a_text_or_a_list() {
-        for (stop, count) in [(json!(null), 0), (json!([]), 0), (json!("C"), 1), (json!(["a", "b", "c", "d", "e"]), 5)] {
-            assert_eq!(resolved(|f| f.stop = Some(&stop)).unwrap().stops.len(), count, "{stop}");
+        for (stop, count) in [
+            (json!(null), 0),
+            (json!([]), 0),
+            (json!("C"), 1),
+            (json!(["a", "b", "c", "d", "e"]), 5),
+        ] {
+            assert_eq!(stopping(&stop).unwrap().stops.len(), count, "{stop}");
         }
-        for stop in [json!(1), json!(["a", 1]), json!(""), json!([""]), json!({}), json!(vec!["a"; 17])] {
-            assert!(resolved(|f| f.stop = Some(&stop)).is_err(), "{stop}");
+        for stop in [
+            json!(1),
+            json!(["a", 1]),
+            json!(""),
+            json!([""]),
+            json!({}),
+            json!(vec!["a"; 17]),
+        ] {
+            assert!(stopping(&stop).is_err(), "{stop}");
         }
     }
 
     #[test]
     fn answers_of_one_seed_differ() {
         let params = resolved(|f| f.seed = Some(-1)).unwrap();
-        assert_eq!((params.of(0).seed, params.of(1).seed), (Some(u64::MAX), Some(0)));
+        assert_eq!(
+            (params.of(0).seed, params.of(1).seed),
+            (Some(u64::MAX), Some(0))
+        );
     }
 }

@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
+use cider::generate::Constraint;
 use cider::image::{ImageLimits, ImageSource, RgbImage};
-use cider::text::{Message, RenderOptions};
+use cider::text::{Message, Opening, RenderOptions};
 use cider::{Error, Frontend, PreparedImage, VisionSide};
 use tokio::task::spawn_blocking;
 
@@ -12,12 +13,24 @@ use super::budget::Share;
 use super::error::{ApiError, Code};
 use super::media::MediaRoot;
 use super::messages::Conversation;
+use super::rules::Rules;
 
 /// A prompt, ready for the engine.
-#[derive(Debug)]
 pub(super) struct Prompt {
     pub(super) tokens: Vec<u32>,
     pub(super) images: Vec<PreparedImage>,
+    /// What each of its answers must keep to.
+    pub(super) rules: Vec<Option<Box<dyn Constraint>>>,
+    /// Where it leaves the answer.
+    pub(super) opening: Opening,
+}
+
+/// A chat before it is a prompt.
+pub(super) struct Chat {
+    pub(super) conversation: Conversation,
+    pub(super) options: RenderOptions,
+    pub(super) rules: Rules,
+    pub(super) answers: usize,
 }
 
 /// A picture on its way.
@@ -31,11 +44,15 @@ impl App {
     /// The prompt of a conversation; `share` holds what its pictures take.
     pub(super) async fn prepare_chat(
         &self,
-        conversation: Conversation,
-        options: RenderOptions,
+        chat: Chat,
         mut share: Share,
     ) -> Result<(Prompt, Share), ApiError> {
-        let Conversation { messages, pictures } = conversation;
+        let Chat {
+            conversation: Conversation { messages, pictures },
+            options,
+            rules,
+            answers,
+        } = chat;
         if !pictures.is_empty() && self.frontend.vision().is_none() {
             let what = "the model has no vision input: it takes text alone";
             return Err(ApiError::value("messages", what));
@@ -49,8 +66,13 @@ impl App {
         let (frontend, media) = (Arc::clone(&self.frontend), self.media.clone());
         let limits = self.image_limits();
         self.prepare(move || {
-            let work = Work { frontend: &frontend, media: media.as_deref(), limits };
-            let prompt = work.chat(&messages, &options, sources, &mut share)?;
+            let work = Work {
+                frontend: &frontend,
+                media: media.as_deref(),
+                limits,
+            };
+            let mut prompt = work.chat(&messages, &options, sources, &mut share)?;
+            prompt.rules = rules.compile(&frontend, prompt.opening, answers)?;
             Ok((prompt, share))
         })
         .await
@@ -62,7 +84,10 @@ impl App {
         work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
         let failed = || ApiError::new(Code::InternalError, "the server failed to answer");
-        let permit = Arc::clone(&self.preparing).acquire_owned().await.map_err(|_| failed())?;
+        let permit = Arc::clone(&self.preparing)
+            .acquire_owned()
+            .await
+            .map_err(|_| failed())?;
         // The work goes on where its client has left, and counts as long as it does.
         let done = spawn_blocking(move || {
             let _permit = permit;
@@ -72,21 +97,34 @@ impl App {
     }
 
     /// Where a picture of a URL is to be had; those of the network are fetched.
-    async fn source(&self, index: usize, url: String, share: &mut Share) -> Result<Source, ApiError> {
-        let refuse = |what: &str| ApiError::new(Code::InvalidImage, format!("image {}: {what}", index + 1));
-        let scheme = url.split_once(':').map(|(scheme, _)| scheme.to_ascii_lowercase());
+    async fn source(
+        &self,
+        index: usize,
+        url: String,
+        share: &mut Share,
+    ) -> Result<Source, ApiError> {
+        let refuse =
+            |what: &str| ApiError::new(Code::InvalidImage, format!("image {}: {what}", index + 1));
+        let scheme = url
+            .split_once(':')
+            .map(|(scheme, _)| scheme.to_ascii_lowercase());
         match scheme.as_deref() {
             Some("data") => Ok(Source::Image(ImageSource::DataUrl(url))),
             Some("file") if self.media.is_some() => Ok(Source::File(url)),
             Some("http" | "https") => {
                 let Some(fetcher) = &self.fetcher else {
-                    return Err(refuse("pictures are not fetched from the network, only data: URLs are read"));
+                    return Err(refuse(
+                        "pictures are not fetched from the network, only data: URLs are read",
+                    ));
                 };
                 let most = usize::try_from(fetcher.bytes).unwrap_or(usize::MAX);
                 share.take(most)?;
                 let bytes = fetcher.fetch(&url).await.map_err(refuse)?;
                 share.give(most - bytes.len());
-                Ok(Source::Image(ImageSource::Bytes { name: "URL".to_owned(), bytes }))
+                Ok(Source::Image(ImageSource::Bytes {
+                    name: "URL".to_owned(),
+                    bytes,
+                }))
             }
             _ => Err(refuse("only data: URLs are read")),
         }
@@ -112,16 +150,25 @@ impl Work<'_> {
             let what = "the model has no chat template: start the server with --chat-template FILE, or use /v1/completions";
             return Err(ApiError::new(Code::TemplateError, what).at("messages"));
         }
-        let tokens = self.frontend.chat_prompt(messages, options);
-        let tokens = tokens.map_err(|error| ApiError::from(error).at("messages"))?;
-        let images = self.images(sources, tokens.len(), share)?;
-        let tokens = self.frontend.place(tokens, &images);
-        let tokens = tokens.map_err(|error| ApiError::from(error).at("messages"))?;
-        Ok(Prompt { tokens, images })
+        let at = |error: Error| ApiError::from(error).at("messages");
+        let chat = self.frontend.chat(messages, options).map_err(at)?;
+        let images = self.images(sources, chat.ids.len(), share)?;
+        let tokens = self.frontend.place(chat.ids, &images).map_err(at)?;
+        Ok(Prompt {
+            tokens,
+            images,
+            rules: Vec::new(),
+            opening: chat.opening,
+        })
     }
 
     /// All headers are looked at before any picture is decoded.
-    fn images(&self, sources: Vec<(String, Source)>, tokens: usize, share: &mut Share) -> Result<Vec<PreparedImage>, ApiError> {
+    fn images(
+        &self,
+        sources: Vec<(String, Source)>,
+        tokens: usize,
+        share: &mut Share,
+    ) -> Result<Vec<PreparedImage>, ApiError> {
         let Some(vision) = self.frontend.vision().filter(|_| !sources.is_empty()) else {
             return Ok(Vec::new());
         };
@@ -144,10 +191,13 @@ impl Work<'_> {
             .map_err(|error| ApiError::from(error).at("messages"))?;
         let mut images = Vec::with_capacity(opened.len());
         for (image, (param, source)) in opened.iter().zip(&read) {
-            let decoded = usize::try_from(image.size().pixels()).unwrap_or(usize::MAX).saturating_mul(RGB);
+            let decoded = usize::try_from(image.size().pixels())
+                .unwrap_or(usize::MAX)
+                .saturating_mul(RGB);
             share.take(decoded)?;
             let decoded_image = image.decode(&self.limits);
-            let pixels: RgbImage = decoded_image.map_err(|error| self.image_error(error, source).at(param))?;
+            let pixels: RgbImage =
+                decoded_image.map_err(|error| self.image_error(error, source).at(param))?;
             let prepared = self.frontend.prepare_image(&pixels);
             let prepared = prepared.map_err(|error| ApiError::from(error).at(param))?;
             share.give(decoded);
@@ -158,15 +208,22 @@ impl Work<'_> {
     }
 
     fn file(&self, index: usize, url: &str) -> Result<ImageSource, ApiError> {
-        let bytes = self.media.and_then(|media| media.read(url, self.limits.bytes));
+        let bytes = self
+            .media
+            .and_then(|media| media.read(url, self.limits.bytes));
         let bytes = bytes.ok_or_else(|| unreadable(index))?;
-        Ok(ImageSource::Bytes { name: FILE.to_owned(), bytes })
+        Ok(ImageSource::Bytes {
+            name: FILE.to_owned(),
+            bytes,
+        })
     }
 
     /// What is wrong with a picture; of a file nothing but that it cannot be read.
     fn image_error(&self, error: Error, source: &ImageSource) -> ApiError {
         match (&error, source) {
-            (Error::Image { index, .. }, ImageSource::Bytes { name, .. }) if name == FILE => unreadable(*index),
+            (Error::Image { index, .. }, ImageSource::Bytes { name, .. }) if name == FILE => {
+                unreadable(*index)
+            }
             _ => error.into(),
         }
     }
@@ -174,7 +231,10 @@ impl Work<'_> {
 
 /// The same for files that are missing and for those that are none of ours.
 fn unreadable(index: usize) -> ApiError {
-    let what = format!("image {}: no picture can be read at this file: URL", index + 1);
+    let what = format!(
+        "image {}: no picture can be read at this file: URL",
+        index + 1
+    );
     ApiError::new(Code::InvalidImage, what)
 }
 

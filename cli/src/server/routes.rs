@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use axum::Router;
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::header::ORIGIN;
@@ -9,7 +10,6 @@ use axum::http::{HeaderValue, Method, Response, StatusCode};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::IntoResponse as _;
 use axum::routing::{MethodRouter, get, post};
-use axum::Router;
 
 use super::app::App;
 use super::error::{ApiError, Code};
@@ -17,8 +17,10 @@ use super::{chat, completions, openapi, status, tokenize};
 
 /// All routes.
 pub(super) fn router(app: Arc<App>) -> Router {
-    let reads = |route: MethodRouter<Arc<App>>| route.fallback(|| async { ApiError::method("GET, HEAD") });
-    let asks = |route: MethodRouter<Arc<App>>| route.fallback(|| async { ApiError::method("POST") });
+    let reads =
+        |route: MethodRouter<Arc<App>>| route.fallback(|| async { ApiError::method("GET, HEAD") });
+    let asks =
+        |route: MethodRouter<Arc<App>>| route.fallback(|| async { ApiError::method("POST") });
     Router::new()
         .route("/v1/chat/completions", asks(post(chat::chat)))
         .route("/v1/completions", asks(post(completions::completions)))
@@ -41,7 +43,11 @@ async fn guard(State(app): State<Arc<App>>, mut request: Request, next: Next) ->
     let preflight = request.method() == Method::OPTIONS && headers.contains_key(ORIGIN);
     let admitted = app.gate.check_host(request.uri(), &headers).and_then(|()| {
         let open = preflight || OPEN.contains(&request.uri().path());
-        if open { Ok(Default::default()) } else { app.gate.check_key(&headers) }
+        if open {
+            Ok(Default::default())
+        } else {
+            app.gate.check_key(&headers)
+        }
     });
     let mut response = match admitted {
         Ok(_) if preflight => StatusCode::NO_CONTENT.into_response(),
@@ -53,7 +59,9 @@ async fn guard(State(app): State<Arc<App>>, mut request: Request, next: Next) ->
     };
     app.gate.cors(&headers, response.headers_mut(), preflight);
     let nosniff = HeaderValue::from_static("nosniff");
-    response.headers_mut().insert("x-content-type-options", nosniff);
+    response
+        .headers_mut()
+        .insert("x-content-type-options", nosniff);
     app.metrics.answered(response.status().as_u16());
     if let Some(code) = response.extensions().get::<Code>() {
         app.metrics.failed(*code);

@@ -18,7 +18,10 @@ use super::wire::{Health, ModelCard, ModelList, Queue};
 #[utoipa::path(get, path = "/v1/models", tag = "models", responses((status = 200, description = "The one model", body = ModelList),
     (status = "default", description = "An error", body = super::wire::ErrorBody)))]
 pub(super) async fn models(State(app): State<Arc<App>>) -> Json<ModelList> {
-    Json(ModelList { object: "list", data: vec![app.card.clone()] })
+    Json(ModelList {
+        object: "list",
+        data: vec![app.card.clone()],
+    })
 }
 
 /// A model
@@ -26,7 +29,10 @@ pub(super) async fn models(State(app): State<Arc<App>>) -> Json<ModelList> {
     responses((status = 200, description = "The model", body = ModelCard),
     (status = 404, description = "There is no model of that name", body = super::wire::ErrorBody),
     (status = "default", description = "An error", body = super::wire::ErrorBody)))]
-pub(super) async fn model(State(app): State<Arc<App>>, Path(id): Path<String>) -> Result<Json<ModelCard>, ApiError> {
+pub(super) async fn model(
+    State(app): State<Arc<App>>,
+    Path(id): Path<String>,
+) -> Result<Json<ModelCard>, ApiError> {
     if id == app.card.id {
         return Ok(Json(app.card.clone()));
     }
@@ -52,11 +58,18 @@ pub(super) async fn health(State(app): State<Arc<App>>) -> Response<Body> {
     (status = 503, description = "It does not", body = Health)))]
 pub(super) async fn ready(State(app): State<Arc<App>>) -> Response<Body> {
     let drains = app.draining.load(Ordering::SeqCst);
-    state(app.worker.status().is_alive() && !drains, if drains { "draining" } else { "dead" })
+    state(
+        app.worker.status().is_alive() && !drains,
+        if drains { "draining" } else { "dead" },
+    )
 }
 
 fn state(is_well: bool, otherwise: &'static str) -> Response<Body> {
-    let (code, status) = if is_well { (StatusCode::OK, "ok") } else { (StatusCode::SERVICE_UNAVAILABLE, otherwise) };
+    let (code, status) = if is_well {
+        (StatusCode::OK, "ok")
+    } else {
+        (StatusCode::SERVICE_UNAVAILABLE, otherwise)
+    };
     (code, Json(Health { status })).into_response()
 }
 
@@ -64,7 +77,9 @@ fn state(is_well: bool, otherwise: &'static str) -> Response<Body> {
 #[utoipa::path(get, path = "/metrics", tag = "server", responses((status = 200, description = "The figures", body = String, content_type = "text/plain"),
     (status = "default", description = "An error", body = super::wire::ErrorBody)))]
 pub(super) async fn metrics(State(app): State<Arc<App>>) -> Response<Body> {
-    let page = app.metrics.page(&app.worker.status().stats(), app.budget.held());
+    let page = app
+        .metrics
+        .page(&app.worker.status().stats(), app.budget.held());
     let mut response = Response::new(Body::from(page));
     let kind = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
     response.headers_mut().insert(CONTENT_TYPE, kind);

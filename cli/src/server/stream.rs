@@ -42,7 +42,12 @@ pub(super) fn event(value: &impl Serialize) -> Bytes {
 pub(super) fn respond(app: Arc<App>, answers: Answers, form: impl Form) -> Response<Body> {
     // What is written waits here for the connection; what the engine says waits in its mailbox.
     let (sender, receiver) = channel(4);
-    let pump = Pump { app, answers, form, sender };
+    let pump = Pump {
+        app,
+        answers,
+        form,
+        sender,
+    };
     tokio::spawn(pump.run());
     let mut response = Response::new(Body::new(Stream(receiver)));
     let headers = response.headers_mut();
@@ -106,7 +111,8 @@ impl<F: Form> Pump<F> {
         }
         let end = self.form.end(&self.answers);
         self.send(end).await?;
-        self.send(vec![Bytes::from_static(b"data: [DONE]\n\n")]).await?;
+        self.send(vec![Bytes::from_static(b"data: [DONE]\n\n")])
+            .await?;
         Ok(())
     }
 
@@ -131,7 +137,12 @@ impl HttpBody for Stream {
     type Data = Bytes;
     type Error = Infallible;
 
-    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        self.0.poll_recv(context).map(|piece| piece.map(|piece| Ok(Frame::data(piece))))
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        self.0
+            .poll_recv(context)
+            .map(|piece| piece.map(|piece| Ok(Frame::data(piece))))
     }
 }

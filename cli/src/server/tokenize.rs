@@ -9,6 +9,8 @@ use cider::text::RenderOptions;
 use super::app::App;
 use super::error::ApiError;
 use super::messages::{Conversation, Most};
+use super::prepare::Chat;
+use super::rules::Rules;
 use super::wire::{TokenizeRequest, Tokenized};
 
 /// The tokens of a text or of a chat, as they would reach the model
@@ -19,7 +21,10 @@ use super::wire::{TokenizeRequest, Tokenized};
         (status = "default", description = "An error", body = super::wire::ErrorBody),
     )
 )]
-pub(super) async fn tokenize(State(app): State<Arc<App>>, request: Request) -> Result<Json<Tokenized>, ApiError> {
+pub(super) async fn tokenize(
+    State(app): State<Arc<App>>,
+    request: Request,
+) -> Result<Json<Tokenized>, ApiError> {
     let (asked, share): (TokenizeRequest, _) = app.read_json(request).await?;
     app.check_model(asked.model.as_deref())?;
     let (tokens, _share) = match (asked.prompt, asked.messages) {
@@ -29,18 +34,36 @@ pub(super) async fn tokenize(State(app): State<Arc<App>>, request: Request) -> R
             (app.prepare(encode).await?, share)
         }
         (None, Some(messages)) => {
-            let most = Most { messages: app.limits.messages, pictures: app.limits.images };
+            let most = Most {
+                messages: app.limits.messages,
+                pictures: app.limits.images,
+            };
             let conversation = Conversation::read(Some(messages), asked.images, most)?;
             let options = RenderOptions {
                 add_generation_prompt: true,
                 tools: asked.tools.unwrap_or_default(),
                 extra: asked.chat_template_kwargs.unwrap_or_default(),
             };
-            let (prompt, share) = app.prepare_chat(conversation, options, share).await?;
+            let chat = Chat {
+                conversation,
+                options,
+                rules: Rules::default(),
+                answers: 0,
+            };
+            let (prompt, share) = app.prepare_chat(chat, share).await?;
             (prompt.tokens, share)
         }
-        _ => return Err(ApiError::value("prompt", "either prompt or messages must be given")),
+        _ => {
+            return Err(ApiError::value(
+                "prompt",
+                "either prompt or messages must be given",
+            ));
+        }
     };
     let count = tokens.len();
-    Ok(Json(Tokenized { tokens, count, max_model_len: app.frontend.context() }))
+    Ok(Json(Tokenized {
+        tokens,
+        count,
+        max_model_len: app.frontend.context(),
+    }))
 }

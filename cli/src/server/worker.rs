@@ -96,14 +96,27 @@ impl Worker {
         };
         let thread = thread::Builder::new().name("engine".to_owned()).spawn(body);
         let thread = thread.context("the engine's thread")?;
-        let rest = opening.recv().map_err(|_| anyhow!("the engine's thread ended while it opened the model"))??;
+        let rest = opening
+            .recv()
+            .map_err(|_| anyhow!("the engine's thread ended while it opened the model"))??;
         Ok((Self { requests, status }, rest, thread))
     }
 
     /// Hands a request to the engine; what comes of it comes through the mailbox.
-    pub(super) fn submit(&self, request: BatchRequest, outbox: Outbox, asked: Instant) -> Result<(), ApiError> {
-        let submission = Submission { request, outbox, asked };
-        self.requests.send(submission).map_err(|_| ApiError::worker_gone())
+    pub(super) fn submit(
+        &self,
+        request: BatchRequest,
+        outbox: Outbox,
+        asked: Instant,
+    ) -> Result<(), ApiError> {
+        let submission = Submission {
+            request,
+            outbox,
+            asked,
+        };
+        self.requests
+            .send(submission)
+            .map_err(|_| ApiError::worker_gone())
     }
 
     /// What is known of the engine.
@@ -132,7 +145,11 @@ impl Status {
     fn served(&self, time: Duration) {
         let time = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
         let before = self.service.load(Ordering::Relaxed);
-        let next = if before == 0 { time } else { before - before / 8 + time / 8 };
+        let next = if before == 0 {
+            time
+        } else {
+            before - before / 8 + time / 8
+        };
         self.service.store(next, Ordering::Relaxed);
     }
 
@@ -177,7 +194,13 @@ struct Running {
 
 impl<'a, C: Core> Loop<'a, C> {
     fn new(core: C, status: &'a Status, metrics: &'a Metrics) -> Self {
-        Self { core, status, metrics, requests: HashMap::new(), events: Vec::new() }
+        Self {
+            core,
+            status,
+            metrics,
+            requests: HashMap::new(),
+            events: Vec::new(),
+        }
     }
 
     /// Until nobody can ask any more and nothing runs.
@@ -202,13 +225,22 @@ impl<'a, C: Core> Loop<'a, C> {
     }
 
     fn take(&mut self, submission: Submission) {
-        let Submission { request, outbox, asked } = submission;
+        let Submission {
+            request,
+            outbox,
+            asked,
+        } = submission;
         if outbox.is_closed() {
             return;
         }
         match self.core.submit(request) {
             Ok(id) => {
-                let running = Running { outbox, asked, first: None, last: None };
+                let running = Running {
+                    outbox,
+                    asked,
+                    first: None,
+                    last: None,
+                };
                 self.requests.insert(id, running);
             }
             Err(error) => outbox.fail(error.into()),
@@ -237,7 +269,10 @@ impl<'a, C: Core> Loop<'a, C> {
         if step == Step::Idle {
             // The engine has nothing of what is waited for here: nobody must wait for it.
             for (_, running) in self.requests.drain() {
-                running.outbox.fail(ApiError::new(Code::InternalError, "the server failed to answer"));
+                running.outbox.fail(ApiError::new(
+                    Code::InternalError,
+                    "the server failed to answer",
+                ));
             }
         }
     }
@@ -249,7 +284,9 @@ impl<'a, C: Core> Loop<'a, C> {
         };
         let sent = match event {
             BatchEvent::Started { .. } => Ok(()),
-            BatchEvent::Progress { done, total, .. } => running.outbox.send(News::Progress { done, total }),
+            BatchEvent::Progress { done, total, .. } => {
+                running.outbox.send(News::Progress { done, total })
+            }
             BatchEvent::Text { text, tokens, .. } => {
                 running.note_text(self.metrics);
                 running.outbox.send(News::Text { text, tokens })
@@ -295,7 +332,10 @@ impl Running {
 }
 
 fn slow_reader() -> ApiError {
-    ApiError::new(Code::SlowReader, "the answer was not read as fast as it came")
+    ApiError::new(
+        Code::SlowReader,
+        "the answer was not read as fast as it came",
+    )
 }
 
 /// How often an idle engine looks for what to forget.
@@ -304,7 +344,6 @@ const IDLE: Duration = Duration::from_secs(1);
 #[cfg(test)]
 mod tests {
     use std::collections::VecDeque;
-    use std::sync::mpsc;
 
     use super::super::mail::{Inbox, mailbox};
     use super::*;
@@ -314,7 +353,7 @@ mod tests {
     struct Script {
         queue: VecDeque<(RequestId, usize)>,
         next: u64,
-        cancelled: mpsc::Sender<RequestId>,
+        cancelled: Sender<RequestId>,
     }
 
     impl Core for Script {
@@ -324,7 +363,8 @@ mod tests {
             }
             assert_ne!(request.prompt, [13], "the engine breaks");
             self.next += 1;
-            self.queue.push_back((RequestId::from(self.next), request.prompt.len()));
+            self.queue
+                .push_back((RequestId::from(self.next), request.prompt.len()));
             Ok(RequestId::from(self.next))
         }
 
@@ -338,9 +378,16 @@ mod tests {
                 return Step::Idle;
             };
             if left == 0 {
-                events.push(BatchEvent::Failed { id, error: Error::NonFinite { position: 0 } });
+                events.push(BatchEvent::Failed {
+                    id,
+                    error: Error::NonFinite { position: 0 },
+                });
             } else {
-                events.push(BatchEvent::Text { id, text: "x".to_owned(), tokens: Vec::new() });
+                events.push(BatchEvent::Text {
+                    id,
+                    text: "x".to_owned(),
+                    tokens: Vec::new(),
+                });
                 self.queue.push_back((id, left - 1));
             }
             thread::sleep(Duration::from_millis(1));
@@ -348,22 +395,40 @@ mod tests {
         }
 
         fn stats(&self) -> BatchStats {
-            BatchStats { running: self.queue.len(), ..BatchStats::default() }
+            BatchStats {
+                running: self.queue.len(),
+                ..BatchStats::default()
+            }
         }
 
         fn drop_idle(&mut self, _now: Instant) {}
     }
 
-    fn started() -> (Worker, JoinHandle<()>, mpsc::Receiver<RequestId>) {
-        let (cancelled, cancellations) = mpsc::channel();
-        let open = || Ok((Script { queue: VecDeque::new(), next: 0, cancelled }, ()));
+    fn started() -> (Worker, JoinHandle<()>, Receiver<RequestId>) {
+        let (cancelled, cancellations) = channel();
+        let open = || {
+            Ok((
+                Script {
+                    queue: VecDeque::new(),
+                    next: 0,
+                    cancelled,
+                },
+                (),
+            ))
+        };
         let (worker, (), thread) = Worker::start(Arc::new(Metrics::default()), open).unwrap();
         (worker, thread, cancellations)
     }
 
     fn ask(worker: &Worker, prompt: &[u32], limit: usize) -> Inbox {
         let (mut outboxes, inbox) = mailbox(1, limit);
-        worker.submit(BatchRequest::new(prompt.to_vec()), outboxes.remove(0), Instant::now()).unwrap();
+        worker
+            .submit(
+                BatchRequest::new(prompt.to_vec()),
+                outboxes.remove(0),
+                Instant::now(),
+            )
+            .unwrap();
         inbox
     }
 
@@ -371,10 +436,14 @@ mod tests {
     async fn news_come_in_order_and_a_failure_is_of_one_request_alone() {
         let (worker, thread, _cancelled) = started();
         let (mut refused, mut one) = (ask(&worker, &[7], 10_000), ask(&worker, &[1, 2], 10_000));
-        assert!(matches!(refused.next().await, Some((0, News::Failed(error))) if error.code() == Code::InvalidValue));
+        assert!(
+            matches!(refused.next().await, Some((0, News::Failed(error))) if error.code() == Code::InvalidValue)
+        );
         assert!(matches!(one.next().await, Some((0, News::Text { .. }))));
         assert!(matches!(one.next().await, Some((0, News::Text { .. }))));
-        assert!(matches!(one.next().await, Some((0, News::Failed(error))) if error.code() == Code::NumericalError));
+        assert!(
+            matches!(one.next().await, Some((0, News::Failed(error))) if error.code() == Code::NumericalError)
+        );
         assert!(worker.status().is_alive());
         drop(worker);
         thread.join().unwrap();
@@ -389,7 +458,10 @@ mod tests {
         let mut slow = ask(&worker, &[1; 100_000], 600);
         assert!(cancelled.recv_timeout(wait).is_ok());
         let mut last = None;
-        while let Some((_, news)) = { thread::sleep(Duration::from_millis(20)); slow.next().await } {
+        while let Some((_, news)) = {
+            thread::sleep(Duration::from_millis(20));
+            slow.next().await
+        } {
             last = Some(news);
         }
         assert!(matches!(last, Some(News::Failed(error)) if error.code() == Code::SlowReader));
@@ -406,7 +478,11 @@ mod tests {
         assert!(broken.next().await.is_none());
         assert!(!worker.status().is_alive());
         let (mut outboxes, _inbox) = mailbox(1, 1000);
-        let refused = worker.submit(BatchRequest::new(vec![1]), outboxes.remove(0), Instant::now());
+        let refused = worker.submit(
+            BatchRequest::new(vec![1]),
+            outboxes.remove(0),
+            Instant::now(),
+        );
         assert_eq!(refused.unwrap_err().code(), Code::WorkerGone);
     }
 }

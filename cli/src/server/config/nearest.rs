@@ -3,7 +3,9 @@
 /// The nearest of `known`, if one is near enough to have been meant.
 pub(crate) fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let most = (name.chars().count() / 3).max(1);
-    let with_distance = known.into_iter().map(|other| (distance(name, other), other));
+    let with_distance = known
+        .into_iter()
+        .map(|other| (distance(name, other), other));
     let best = with_distance.min_by_key(|(distance, _)| *distance);
     best.filter(|(distance, _)| *distance <= most)
         .map(|(_, other)| other)

@@ -7,7 +7,10 @@ use std::time::Duration;
 pub(super) type Parsed<T> = Result<T, String>;
 
 /// A whole number of at least `least`.
-pub(super) fn whole<T: FromStr + PartialOrd + std::fmt::Display>(text: &str, least: T) -> Parsed<T> {
+pub(super) fn whole<T: FromStr + PartialOrd + std::fmt::Display>(
+    text: &str,
+    least: T,
+) -> Parsed<T> {
     match text.trim().parse() {
         Ok(number) if number >= least => Ok(number),
         _ => Err(format!("expected a whole number, {least} or more")),

@@ -23,7 +23,10 @@ impl Config {
         for (key, given) in &flags.given {
             if let Some(at) = SETTINGS.iter().position(|setting| setting.key == *key) {
                 let source = format!("--{}", SETTINGS[at].flag);
-                values[at] = Some(Given { source, values: given.clone() });
+                values[at] = Some(Given {
+                    source,
+                    values: given.clone(),
+                });
             }
         }
         let mut config = Self::default();
@@ -63,7 +66,9 @@ fn take_environment(
         }
         let Some(at) = names.iter().position(|known| *known == name) else {
             let hint = hint(&name, names.iter().map(String::as_str));
-            return Err(Usage(format!("environment variable {name} is not known{hint}")));
+            return Err(Usage(format!(
+                "environment variable {name} is not known{hint}"
+            )));
         };
         let list = match SETTINGS[at].kind {
             Kind::Many => value
@@ -73,7 +78,10 @@ fn take_environment(
                 .collect(),
             _ => vec![value],
         };
-        values[at] = Some(Given { source: name, values: list });
+        values[at] = Some(Given {
+            source: name,
+            values: list,
+        });
     }
     Ok(())
 }
@@ -89,7 +97,11 @@ fn take_file(path: &Path, values: &mut [Option<Given>]) -> Result<(), Usage> {
     flatten(String::new(), read.unwrap_or_default(), &mut found);
     for (key, value) in found {
         // The mode of W8A8 may stand without its level.
-        let key = if key == "w8a8" { "w8a8.mode".to_owned() } else { key };
+        let key = if key == "w8a8" {
+            "w8a8.mode".to_owned()
+        } else {
+            key
+        };
         let Some(at) = SETTINGS.iter().position(|setting| setting.key == key) else {
             let hint = hint(&key, SETTINGS.iter().map(|setting| setting.key));
             return Err(refuse(format!("{key} is not known{hint}")));
@@ -103,7 +115,11 @@ fn take_file(path: &Path, values: &mut [Option<Given>]) -> Result<(), Usage> {
 
 fn flatten(path: String, map: Map<String, Value>, found: &mut Vec<(String, Value)>) {
     for (name, value) in map {
-        let key = if path.is_empty() { name } else { format!("{path}.{name}") };
+        let key = if path.is_empty() {
+            name
+        } else {
+            format!("{path}.{name}")
+        };
         match value {
             Value::Object(inner) => flatten(key, inner, found),
             value => found.push((key, value)),
@@ -123,7 +139,11 @@ fn texts(setting: &Setting, value: Value) -> Result<Option<Vec<String>>, String>
     };
     match (setting.kind, value) {
         (_, Value::Null) => Ok(None),
-        (Kind::Many, Value::Array(list)) => list.into_iter().map(text).collect::<Result<_, _>>().map(Some),
+        (Kind::Many, Value::Array(list)) => list
+            .into_iter()
+            .map(text)
+            .collect::<Result<_, _>>()
+            .map(Some),
         (_, Value::Array(_)) => Err("expected one value, got a list".to_owned()),
         (_, value) => text(value).map(|text| Some(vec![text])),
     }
@@ -146,7 +166,10 @@ mod tests {
     fn from_file(name: &str, text: &str) -> Result<Config, Usage> {
         let path = env::temp_dir().join(format!("cider-config-{name}-{}", process::id()));
         fs::write(&path, text).unwrap();
-        let flags = ServeFlags { config: Some(path.clone()), ..ServeFlags::default() };
+        let flags = ServeFlags {
+            config: Some(path.clone()),
+            ..ServeFlags::default()
+        };
         let config = Config::read(&flags, []);
         fs::remove_file(path).unwrap();
         config
@@ -159,9 +182,20 @@ mod tests {
         let config = from_file("seed", text).unwrap();
         assert_eq!(config.model.as_deref(), Some("/models/a"));
         assert_eq!(config.loading.w8a8, W8A8::Off, "off without quotes is off");
-        assert_eq!((config.sampling.temperature, config.sampling.top_k), (Some(0.5), None));
-        assert_eq!((config.server.port, config.server.ttl.as_secs()), (8341, 60));
-        for (text, mode) in [("on", W8A8::On), ("'off'", W8A8::Off), ("auto", W8A8::Auto), ("false", W8A8::Off)] {
+        assert_eq!(
+            (config.sampling.temperature, config.sampling.top_k),
+            (Some(0.5), None)
+        );
+        assert_eq!(
+            (config.server.port, config.server.ttl.as_secs()),
+            (8341, 60)
+        );
+        for (text, mode) in [
+            ("on", W8A8::On),
+            ("'off'", W8A8::Off),
+            ("auto", W8A8::Auto),
+            ("false", W8A8::Off),
+        ] {
             let config = from_file("mode", &format!("w8a8: {text}\n")).unwrap();
             assert_eq!(config.loading.w8a8, mode, "{text}");
         }
@@ -171,19 +205,29 @@ mod tests {
     #[test]
     fn unknown_keys_name_the_nearest() {
         let error = from_file("unknown", "server:\n  prt: 1\n").unwrap_err().0;
-        assert!(error.ends_with("server.prt is not known; the nearest is server.port"), "{error}");
+        assert!(
+            error.ends_with("server.prt is not known; the nearest is server.port"),
+            "{error}"
+        );
         let error = Config::read(
             &ServeFlags::default(),
             [("CIDER_SERVE_SERVER_PROT".to_owned(), "1".to_owned())],
         );
-        assert!(error.unwrap_err().0.contains("the nearest is CIDER_SERVE_SERVER_PORT"));
+        assert!(
+            error
+                .unwrap_err()
+                .0
+                .contains("the nearest is CIDER_SERVE_SERVER_PORT")
+        );
     }
 
     #[test]
     fn flags_win_over_the_environment_and_that_over_the_file() {
         let variable = |value: &str| ("CIDER_SERVE_SERVER_PORT".to_owned(), value.to_owned());
         let mut flags = ServeFlags::default();
-        let port = |flags: &ServeFlags, value: &str| Config::read(flags, [variable(value)]).unwrap().server.port;
+        let port = |flags: &ServeFlags, value: &str| {
+            Config::read(flags, [variable(value)]).unwrap().server.port
+        };
         assert_eq!(port(&flags, "1"), 1);
         flags.given.push(("server.port", vec!["2".to_owned()]));
         assert_eq!(port(&flags, "1"), 2);

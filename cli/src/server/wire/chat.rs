@@ -85,14 +85,6 @@ pub(crate) struct ChatRequest {
     pub(crate) prediction: Option<Value>,
     #[schema(ignore)]
     pub(crate) web_search_options: Option<Value>,
-    /// Accepted and without effect, as are `metadata`, `store` and `service_tier`
-    pub(crate) user: Option<Value>,
-    #[schema(ignore)]
-    pub(crate) metadata: Option<Value>,
-    #[schema(ignore)]
-    pub(crate) store: Option<Value>,
-    #[schema(ignore)]
-    pub(crate) service_tier: Option<Value>,
     /// false: at most one call
     pub(crate) parallel_tool_calls: Option<bool>,
 }
@@ -111,10 +103,6 @@ pub(crate) struct ChatMessage {
     pub(crate) name: Option<String>,
     /// The thought before an assistant's content
     pub(crate) reasoning_content: Option<String>,
-    #[schema(ignore)]
-    pub(crate) refusal: Option<Value>,
-    #[schema(ignore)]
-    pub(crate) annotations: Option<Value>,
 }
 
 /// Who speaks.

@@ -56,8 +56,6 @@ pub(crate) struct CompletionRequest {
     pub(crate) best_of: Option<Value>,
     #[schema(ignore)]
     pub(crate) logit_bias: Option<Value>,
-    #[schema(ignore)]
-    pub(crate) user: Option<Value>,
 }
 
 /// A whole answer, or a piece of a streamed one.

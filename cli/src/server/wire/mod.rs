@@ -6,12 +6,13 @@ mod shared;
 
 pub(super) use self::chat::{
     ChatChoice, ChatChunk, ChatChunkChoice, ChatCompletion, ChatDelta, ChatLogprobs, ChatMessage,
-    ChatRequest, OutputMessage, Role, TokenLogprob, TopLogprob,
+    ChatRequest, FunctionCall, FunctionDelta, OutputMessage, Role, TokenLogprob, ToolCall,
+    ToolCallDelta, TopLogprob,
 };
 pub(super) use self::completions::{
     Completion, CompletionChoice, CompletionLogprobs, CompletionRequest,
 };
 pub(super) use self::shared::{
-    CachedTokens, ErrorBody, ErrorDetail, Health, ModelCard, ModelList, Queue,
-    Timings, TokenizeRequest, Tokenized, Usage,
+    CachedTokens, ErrorBody, ErrorDetail, Health, ModelCard, ModelList, Queue, Timings,
+    TokenizeRequest, Tokenized, Usage,
 };

@@ -39,6 +39,13 @@ impl Default for BatchOptions {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RequestId(pub(super) u64);
 
+impl From<u64> for RequestId {
+    /// A number of one's own, for what stands in an engine's place.
+    fn from(number: u64) -> Self {
+        Self(number)
+    }
+}
+
 impl fmt::Display for RequestId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)

@@ -3,12 +3,14 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::engine::{TextSide, VisionSide};
+use crate::engine::{ChatPrompt, TextSide, VisionSide};
 use crate::error::{Error, Result};
 use crate::generate::SamplingParams;
 use crate::image::{ImageDigest, ImageSize, Patches, RgbImage};
 use crate::load::GenerationConfig;
-use crate::text::{ChatTemplate, Message, RenderOptions, Tokenizer};
+use crate::text::{
+    AnswerFormat, ChatTemplate, Grammars, Message, RenderOptions, Tokenizer,
+};
 
 /// A picture, resized and cut, with what tells it from all others. Clones share the pixels.
 #[derive(Clone)]
@@ -110,6 +112,28 @@ impl Frontend {
     /// When the model has no chat template, or the template refuses the messages.
     pub fn chat_prompt(&self, messages: &[Message], options: &RenderOptions) -> Result<Vec<u32>> {
         self.text.chat_prompt(messages, options)
+    }
+
+    /// The same, and the state in which they leave the answer.
+    ///
+    /// # Errors
+    /// As [`Frontend::chat_prompt`].
+    pub fn chat(&self, messages: &[Message], options: &RenderOptions) -> Result<ChatPrompt> {
+        self.text.chat(messages, options)
+    }
+
+    /// How the model writes thoughts and calls of tools.
+    #[must_use]
+    pub fn answer_format(&self) -> AnswerFormat {
+        self.text.answer_format()
+    }
+
+    /// The compiler of grammars over the model's vocabulary.
+    ///
+    /// # Errors
+    /// When the vocabulary cannot be used for grammars.
+    pub fn grammars(&self) -> Result<Grammars> {
+        self.text.grammars()
     }
 
     /// The tokens of a raw text, in which control tokens count.
