@@ -95,7 +95,7 @@ impl App {
         let size = self.slots.taken();
         let running = self.worker.status().stats().running.min(size);
         Queue {
-            queue_size: size,
+            size,
             running,
             waiting: size - running,
             estimated_wait_seconds: if size < self.limits.running {
@@ -189,7 +189,7 @@ pub(super) fn unix_time() -> u64 {
 }
 
 /// The longest wait that is told.
-const MAX_WAIT: Duration = Duration::from_secs(120);
+const MAX_WAIT: Duration = Duration::from_mins(2);
 const MAX_UNKNOWN: usize = 100;
 
 /// Fields of the API that change no answer.

@@ -216,14 +216,14 @@ mod tests {
         assert!(
             gate(|server| {
                 everywhere(server);
-                server.no_auth = true
+                server.no_auth = true;
             })
             .is_ok()
         );
         assert!(
             gate(|server| {
                 everywhere(server);
-                server.api_keys.push("k".into())
+                server.api_keys.push("k".into());
             })
             .is_ok()
         );

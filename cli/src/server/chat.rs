@@ -336,10 +336,10 @@ fn delta(part: AnswerPart) -> Option<ChatDelta> {
         AnswerPart::Reasoning(text) => delta.reasoning_content = Some(text),
         AnswerPart::Content(text) => delta.content = Some(text),
         AnswerPart::ToolCallStart { index, id, name } => {
-            delta.tool_calls = call(index, Some(id), Some(name), String::new())
+            delta.tool_calls = call(index, Some(id), Some(name), String::new());
         }
         AnswerPart::ToolCallArguments { index, text } => {
-            delta.tool_calls = call(index, None, None, text)
+            delta.tool_calls = call(index, None, None, text);
         }
         AnswerPart::ToolCallEnd { .. } => return None,
     }
@@ -362,7 +362,7 @@ impl Draft {
         for part in parts {
             match part {
                 AnswerPart::Reasoning(text) => {
-                    self.reasoning.get_or_insert_default().push_str(&text)
+                    self.reasoning.get_or_insert_default().push_str(&text);
                 }
                 AnswerPart::Content(text) => self.content.push_str(&text),
                 AnswerPart::ToolCallStart { id, name, .. } => {

@@ -1,4 +1,4 @@
-//! What a refused request gets: OpenAI's envelope, with a code that stays and no text from inside.
+//! What a refused request gets: `OpenAI`'s envelope, with a code that stays and no text from inside.
 
 use std::time::Duration;
 

@@ -135,6 +135,7 @@ mod tests {
         let (outboxes, mut inbox) = mailbox(2, 2000);
         outboxes[1].send(text(1000)).unwrap();
         assert_eq!(outboxes[0].send(text(1000)), Err(Unsent::Full));
+        drop(outboxes);
         let (outboxes, mut other) = mailbox(1, 2000);
         for _ in 0..10 {
             outboxes[0].send(text(1000)).unwrap();

@@ -182,7 +182,7 @@ impl Work<'_> {
         }
         let opened = read.iter().enumerate().map(|(index, (param, source))| {
             let opened = source.open(index, &self.limits);
-            opened.map_err(|error| self.image_error(error, source).at(param))
+            opened.map_err(|error| image_error(error, source).at(param))
         });
         let opened = opened.collect::<Result<Vec<_>, _>>()?;
         let sizes = opened.iter().map(cider::image::UndecodedImage::size);
@@ -197,7 +197,7 @@ impl Work<'_> {
             share.take(decoded)?;
             let decoded_image = image.decode(&self.limits);
             let pixels: RgbImage =
-                decoded_image.map_err(|error| self.image_error(error, source).at(param))?;
+                decoded_image.map_err(|error| image_error(error, source).at(param))?;
             let prepared = self.frontend.prepare_image(&pixels);
             let prepared = prepared.map_err(|error| ApiError::from(error).at(param))?;
             share.give(decoded);
@@ -218,14 +218,15 @@ impl Work<'_> {
         })
     }
 
-    /// What is wrong with a picture; of a file nothing but that it cannot be read.
-    fn image_error(&self, error: Error, source: &ImageSource) -> ApiError {
-        match (&error, source) {
-            (Error::Image { index, .. }, ImageSource::Bytes { name, .. }) if name == FILE => {
-                unreadable(*index)
-            }
-            _ => error.into(),
+}
+
+/// What is wrong with a picture; of a file nothing but that it cannot be read.
+fn image_error(error: Error, source: &ImageSource) -> ApiError {
+    match (&error, source) {
+        (Error::Image { index, .. }, ImageSource::Bytes { name, .. }) if name == FILE => {
+            unreadable(*index)
         }
+        _ => error.into(),
     }
 }
 

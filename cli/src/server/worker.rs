@@ -453,9 +453,9 @@ mod tests {
     async fn a_client_that_left_or_does_not_read_is_cancelled() {
         let (worker, _thread, cancelled) = started();
         let wait = Duration::from_secs(5);
-        drop(ask(&worker, &[1; 100_000], 10_000));
+        drop(ask(&worker, &vec![1; 100_000], 10_000));
         // One that left before the engine took it is never started; else it is cancelled.
-        let mut slow = ask(&worker, &[1; 100_000], 600);
+        let mut slow = ask(&worker, &vec![1; 100_000], 600);
         assert!(cancelled.recv_timeout(wait).is_ok());
         let mut last = None;
         while let Some((_, news)) = {
@@ -470,7 +470,7 @@ mod tests {
     #[tokio::test]
     async fn when_the_thread_is_gone_nobody_waits_for_it() {
         let (worker, thread, _cancelled) = started();
-        let mut before = ask(&worker, &[1; 100_000], 10_000_000);
+        let mut before = ask(&worker, &vec![1; 100_000], 10_000_000);
         assert!(matches!(before.next().await, Some((0, News::Text { .. }))));
         let mut broken = ask(&worker, &[13], 10_000);
         assert!(thread.join().is_err());

@@ -18,6 +18,7 @@ pub(super) use self::nearest::nearest;
 
 /// All settings.
 #[derive(Clone, Debug)]
+#[derive(Default)]
 pub(crate) struct Config {
     /// The model's folder or file; the small one of the repository if none.
     pub(crate) model: Option<String>,
@@ -70,6 +71,7 @@ pub(crate) struct SamplingDefaults {
 
 /// Who may ask, and what is served.
 #[derive(Clone, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a setting of its own")]
 pub(crate) struct Server {
     pub(crate) host: IpAddr,
     pub(crate) port: u16,
@@ -114,24 +116,13 @@ pub(crate) struct Limits {
     pub(crate) image_cache_bytes: usize,
 }
 
-impl Default for Config {
-    fn default() -> Self {
-        Self {
-            model: None,
-            loading: Loading::default(),
-            sampling: SamplingDefaults::default(),
-            server: Server::default(),
-            limits: Limits::default(),
-        }
-    }
-}
 
 impl Default for Server {
     fn default() -> Self {
         Self {
             host: IpAddr::from([127, 0, 0, 1]),
             port: 8000,
-            ttl: Duration::from_secs(1800),
+            ttl: Duration::from_mins(30),
             model_name: None,
             strict_model: false,
             api_keys: Vec::new(),
@@ -153,9 +144,9 @@ impl Default for Limits {
             queue: 64,
             connections: 1024,
             header_timeout: Duration::from_secs(30),
-            body_timeout: Duration::from_secs(60),
+            body_timeout: Duration::from_mins(1),
             write_timeout: Duration::from_secs(30),
-            request_timeout: Duration::from_secs(3600),
+            request_timeout: Duration::from_hours(1),
             drain_timeout: Duration::from_secs(30),
             keep_alive: Duration::from_secs(5),
             body_bytes: 64 << 20,

@@ -7,7 +7,7 @@ use std::time::Duration;
 pub(super) type Parsed<T> = Result<T, String>;
 
 /// A whole number of at least `least`.
-pub(super) fn whole<T: FromStr + PartialOrd + std::fmt::Display>(
+pub(super) fn whole<T: FromStr + PartialOrd + std::fmt::Display + Copy>(
     text: &str,
     least: T,
 ) -> Parsed<T> {

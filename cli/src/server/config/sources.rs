@@ -94,7 +94,7 @@ fn take_file(path: &Path, values: &mut [Option<Given>]) -> Result<(), Usage> {
     let read: Option<Map<String, Value>> = serde_saphyr::from_str(&text)
         .map_err(|error| refuse(error.to_string().lines().collect::<Vec<_>>().join("; ")))?;
     let mut found = Vec::new();
-    flatten(String::new(), read.unwrap_or_default(), &mut found);
+    flatten("", read.unwrap_or_default(), &mut found);
     for (key, value) in found {
         // The mode of W8A8 may stand without its level.
         let key = if key == "w8a8" {
@@ -113,7 +113,7 @@ fn take_file(path: &Path, values: &mut [Option<Given>]) -> Result<(), Usage> {
     Ok(())
 }
 
-fn flatten(path: String, map: Map<String, Value>, found: &mut Vec<(String, Value)>) {
+fn flatten(path: &str, map: Map<String, Value>, found: &mut Vec<(String, Value)>) {
     for (name, value) in map {
         let key = if path.is_empty() {
             name
@@ -121,7 +121,7 @@ fn flatten(path: String, map: Map<String, Value>, found: &mut Vec<(String, Value
             format!("{path}.{name}")
         };
         match value {
-            Value::Object(inner) => flatten(key, inner, found),
+            Value::Object(inner) => flatten(&key, inner, found),
             value => found.push((key, value)),
         }
     }

@@ -1,4 +1,4 @@
-//! The bodies of requests and answers: OpenAI's, the seed's fields, and ours.
+//! The bodies of requests and answers: `OpenAI`'s, the seed's fields, and ours.
 
 mod chat;
 mod completions;

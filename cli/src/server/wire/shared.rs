@@ -91,7 +91,8 @@ pub(crate) struct ModelList {
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct Queue {
     /// Answers that wait or are computed
-    pub(crate) queue_size: usize,
+    #[serde(rename = "queue_size")]
+    pub(crate) size: usize,
     pub(crate) running: usize,
     pub(crate) waiting: usize,
     pub(crate) estimated_wait_seconds: f64,
