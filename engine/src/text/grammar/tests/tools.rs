@@ -95,4 +95,6 @@ fn tools_that_cannot_be_forced_are_refused() {
     let large =
         json!({"name": "f", "parameters": {"type": "object", "description": "x".repeat(50_000)}});
     text.refuses(&rule(vec![large; 4], ToolChoice::Required));
+    let named = json!({"name": "n".repeat(1_000_000)});
+    text.refuses(&rule(vec![named], ToolChoice::Required));
 }
