@@ -21,7 +21,7 @@ pub use kv_cache::{CacheType, CacheTypes, KvCache};
 pub use logprobs::{LOWEST_LOG_PROBABILITY, Logprobs, log_probability, log_sum_exp};
 pub(crate) use runner::LoadTimes;
 pub use runner::{DEFAULT_CONTEXT, Runner, RunnerOptions, available_memory};
-pub use sampler::{History, Sampler};
+pub use sampler::{History, Sampler, argmax};
 pub use sampling_params::SamplingParams;
 pub use sequence::Sequence;
 pub use stop::{StopReason, eos_ids};
