@@ -10,9 +10,11 @@ mod interrupt;
 mod log;
 mod memory;
 mod model;
+mod numbers;
 mod pictures;
 mod progress;
 mod server;
+mod targets;
 
 use std::process::ExitCode;
 

@@ -25,7 +25,7 @@ pub use logprobs::{LOWEST_LOG_PROBABILITY, Logprobs, log_probability, log_sum_ex
 pub(crate) use prefix_digest::{PlacedDigest, PrefixDigest, prefix_digests};
 pub(crate) use runner::LoadTimes;
 pub use runner::{DEFAULT_CONTEXT, Runner, RunnerOptions, available_memory};
-pub use sampler::{History, Sampler};
+pub use sampler::{History, Sampler, argmax};
 pub use sampling_params::SamplingParams;
 pub(crate) use scheduler::{Plan, Runnable, Scheduler, Share, blocks};
 pub use sequence::Sequence;

@@ -4,7 +4,8 @@ use std::path::PathBuf;
 
 use super::parse::{Parsed, bytes, length, number, seconds, truth, whole};
 use super::{Config, W8A8};
-use crate::args::{activations, check_device, threads, vision_scheme};
+use crate::args::{activations, check_device, vision_scheme};
+use crate::numbers::threads;
 
 /// One thing that can be set.
 pub(super) struct Setting {

@@ -20,7 +20,8 @@ fn user(text: &str) -> Value {
 
 #[test]
 fn c047_calls_may_stand_without_content() {
-    let call = json!({"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}});
+    let call =
+        json!({"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}});
     for message in [
         json!({"role": "assistant", "content": null, "tool_calls": [call]}),
         json!({"role": "assistant", "tool_calls": [call]}),
@@ -34,8 +35,15 @@ fn c047_calls_may_stand_without_content() {
 }
 
 fn tokens(messages: &Value) -> Vec<u64> {
-    let answer = tiny().post("/v1/tokenize", &json!({"messages": messages})).ok().json();
-    let tokens = answer["tokens"].as_array().unwrap().iter().map(|token| token.as_u64().unwrap());
+    let answer = tiny()
+        .post("/v1/tokenize", &json!({"messages": messages}))
+        .ok()
+        .json();
+    let tokens = answer["tokens"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|token| token.as_u64().unwrap());
     let tokens: Vec<u64> = tokens.collect();
     assert_eq!(answer["count"], tokens.len());
     tokens
@@ -46,26 +54,53 @@ fn c048_c049_roles_take_texts_and_parts() {
     for role in ["system", "user", "assistant", "tool"] {
         let parts = json!([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]);
         let one = tokens(&json!([{"role": role, "content": "ab"}, user("x")]));
-        assert_eq!(one, tokens(&json!([{"role": role, "content": parts}, user("x")])), "{role}");
+        assert_eq!(
+            one,
+            tokens(&json!([{"role": role, "content": parts}, user("x")])),
+            "{role}"
+        );
     }
     let with = |role: &str| tokens(&json!([{"role": role, "content": "X"}, user("a")]));
     assert_eq!(with("developer"), with("system"));
-    let both = tokens(&json!([{"role": "system", "content": "X"}, {"role": "developer", "content": "Y"}, user("a")]));
+    let both = tokens(
+        &json!([{"role": "system", "content": "X"}, {"role": "developer", "content": "Y"}, user("a")]),
+    );
     assert!(both.len() > with("system").len());
-    assert_eq!(param(tiny(), &json!({"messages": [{"role": "foo", "content": "a"}]})), "messages[0].role");
+    assert_eq!(
+        param(
+            tiny(),
+            &json!({"messages": [{"role": "foo", "content": "a"}]})
+        ),
+        "messages[0].role"
+    );
     let part = |part: Value| json!({"messages": [{"role": "user", "content": [part]}]});
-    assert_eq!(param(tiny(), &part(json!({"type": "text"}))), "messages[0].content[0]");
+    assert_eq!(
+        param(tiny(), &part(json!({"type": "text"}))),
+        "messages[0].content[0]"
+    );
     let (_, _, message) = tiny().chat(&part(json!({"type": "foo"}))).refusal(400);
     assert!(message.contains("foo"), "{message}");
-    assert_eq!(param(tiny(), &json!({"messages": [{"role": "user", "content": []}]})), "messages[0].content");
+    assert_eq!(
+        param(
+            tiny(),
+            &json!({"messages": [{"role": "user", "content": []}]})
+        ),
+        "messages[0].content"
+    );
 }
 
 #[test]
 fn c050_bodies_that_are_none_are_refused() {
-    for body in [json!({"messages": []}), json!({}), json!({"messages": "hi"})] {
+    for body in [
+        json!({"messages": []}),
+        json!({}),
+        json!({"messages": "hi"}),
+    ] {
         assert_eq!(param(tiny(), &body), "messages");
     }
-    tiny().chat(&json!({"messages": [user("")], "max_tokens": 1})).ok();
+    tiny()
+        .chat(&json!({"messages": [user("")], "max_tokens": 1}))
+        .ok();
     let deep = format!("{{\"messages\": {}", "[".repeat(100_000));
     for body in ["", "hello", "{", "[]", deep.as_str()] {
         let (code, ..) = tiny().ask("POST", CHAT, &[], body.as_bytes()).refusal(400);
@@ -78,10 +113,22 @@ fn c050_bodies_that_are_none_are_refused() {
 fn c051_temperature_zero_is_greedy() {
     let greedy = json!({"temperature": 0, "max_tokens": 12});
     let first = tiny().say("hello", greedy.clone()).content();
-    for more in [greedy.clone(), greedy, json!({"temperature": 0, "top_p": 0.5, "top_k": 1, "max_tokens": 12})] {
+    for more in [
+        greedy.clone(),
+        greedy,
+        json!({"temperature": 0, "top_p": 0.5, "top_k": 1, "max_tokens": 12}),
+    ] {
         assert_eq!(tiny().say("hello", more).content(), first);
     }
-    assert_eq!(tiny().say("hello", json!({"temperature": 2, "top_k": 1, "max_tokens": 12})).content(), first);
+    assert_eq!(
+        tiny()
+            .say(
+                "hello",
+                json!({"temperature": 2, "top_k": 1, "max_tokens": 12})
+            )
+            .content(),
+        first
+    );
 }
 
 #[test]
@@ -98,7 +145,17 @@ fn c052_values_outside_their_range_name_their_field() {
         ("logprobs", vec![json!("yes")]),
         ("top_logprobs", vec![json!(50)]),
         ("seed", vec![json!(1.5)]),
-        ("n", vec![json!(0), json!(-1), json!(true), json!(1.5), json!("2"), json!(9)]),
+        (
+            "n",
+            vec![
+                json!(0),
+                json!(-1),
+                json!(true),
+                json!(1.5),
+                json!("2"),
+                json!(9),
+            ],
+        ),
         ("stop", vec![json!(1), json!([1])]),
     ] {
         for value in values {
@@ -121,15 +178,28 @@ fn c053_as_many_answers_come_as_are_asked_for() {
     let more = json!({"n": 3, "max_tokens": 5, "seed": 7, "temperature": 1.5});
     let answer = tiny().say("a", more.clone()).ok().json();
     let choices = answer["choices"].as_array().unwrap();
-    let indices: Vec<u64> = choices.iter().map(|choice| choice["index"].as_u64().unwrap()).collect();
+    let indices: Vec<u64> = choices
+        .iter()
+        .map(|choice| choice["index"].as_u64().unwrap())
+        .collect();
     assert_eq!(indices, [0, 1, 2]);
-    let prompt = tiny().say("a", json!({"max_tokens": 1})).ok().json()["usage"]["prompt_tokens"].clone();
-    assert_eq!(answer["usage"]["prompt_tokens"], prompt, "the prompt counts once");
+    let prompt =
+        tiny().say("a", json!({"max_tokens": 1})).ok().json()["usage"]["prompt_tokens"].clone();
+    assert_eq!(
+        answer["usage"]["prompt_tokens"], prompt,
+        "the prompt counts once"
+    );
     let chunks = tiny().stream("a", more);
     for (index, choice) in choices.iter().enumerate() {
-        let own = chunks.iter().filter(|chunk| chunk["choices"][0]["index"] == index).cloned();
+        let own = chunks
+            .iter()
+            .filter(|chunk| chunk["choices"][0]["index"] == index)
+            .cloned();
         let own: Vec<Value> = own.collect();
-        assert_eq!(joined(&own, "content"), choice["message"]["content"].as_str().unwrap());
+        assert_eq!(
+            joined(&own, "content"),
+            choice["message"]["content"].as_str().unwrap()
+        );
         assert_eq!(finish(&own), choice["finish_reason"].as_str().unwrap());
     }
 }
@@ -140,7 +210,9 @@ fn c054_harmless_fields_are_ignored_and_others_are_not() {
         "max_tokens": 1, "tools": [], "logit_bias": {}, "modalities": ["text"]});
     tiny().say("a", harmless).ok();
     let message = json!({"role": "user", "content": "a", "name": "n", "refusal": null, "annotations": [], "reasoning_content": "r"});
-    tiny().chat(&json!({"messages": [message], "max_tokens": 1})).ok();
+    tiny()
+        .chat(&json!({"messages": [message], "max_tokens": 1}))
+        .ok();
     for (name, value) in [
         ("logit_bias", json!({"1": 5})),
         ("audio", json!({"voice": "a"})),
@@ -150,42 +222,75 @@ fn c054_harmless_fields_are_ignored_and_others_are_not() {
         let mut body = json!({"messages": [user("a")]});
         body[name] = value;
         let (code, param, _) = tiny().chat(&body).refusal(400);
-        assert_eq!((code.as_str(), param.as_deref()), ("unsupported_parameter", Some(name)));
+        assert_eq!(
+            (code.as_str(), param.as_deref()),
+            ("unsupported_parameter", Some(name))
+        );
     }
-    tiny().say("a", json!({"max_tokns": 1, "max_tokens": 1})).ok();
-    tiny().say("a", json!({"max_tokns": 1, "max_tokens": 1})).ok();
+    tiny()
+        .say("a", json!({"max_tokns": 1, "max_tokens": 1}))
+        .ok();
+    tiny()
+        .say("a", json!({"max_tokns": 1, "max_tokens": 1}))
+        .ok();
     let log = tiny().log();
     assert_eq!(log.matches("max_tokns").count(), 1, "{log}");
 }
 
 #[test]
 fn c058_a_seed_gives_the_same_answer_whatever_else_runs() {
-    let ask = |seed: i64| tiny().say("tell", json!({"temperature": 1.5, "seed": seed, "max_tokens": 12})).content();
+    let ask = |seed: i64| {
+        tiny()
+            .say(
+                "tell",
+                json!({"temperature": 1.5, "seed": seed, "max_tokens": 12}),
+            )
+            .content()
+    };
     let alone = ask(7);
     assert!((0..3).all(|_| ask(7) == alone));
     let different: BTreeSet<String> = (1..=10).map(ask).collect();
     assert!(different.len() >= 5, "{different:?}");
     thread::scope(|scope| {
         for other in 0..8 {
-            scope.spawn(move || tiny().say("others", json!({"temperature": 1, "seed": other, "max_tokens": 30})).ok());
+            scope.spawn(move || {
+                tiny()
+                    .say(
+                        "others",
+                        json!({"temperature": 1, "seed": other, "max_tokens": 30}),
+                    )
+                    .ok()
+            });
         }
         assert_eq!(ask(7), alone);
     });
     for edge in [0, -1, i64::MAX, i64::MIN] {
         ask(edge);
     }
-    let any = || tiny().say("tell", json!({"temperature": 1.5, "max_tokens": 12})).content();
+    let any = || {
+        tiny()
+            .say("tell", json!({"temperature": 1.5, "max_tokens": 12}))
+            .content()
+    };
     let any: BTreeSet<String> = (0..5).map(|_| any()).collect();
     assert!(any.len() > 1);
 }
 
 #[test]
 fn c059_probabilities_are_finite() {
-    for more in [json!({"top_k": 1}), json!({"response_format": {"type": "json_object"}})] {
+    for more in [
+        json!({"top_k": 1}),
+        json!({"response_format": {"type": "json_object"}}),
+    ] {
         let mut all = json!({"logprobs": true, "top_logprobs": 5, "max_tokens": 8, "temperature": 1, "seed": 1});
-        all.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        all.as_object_mut()
+            .unwrap()
+            .extend(more.as_object().unwrap().clone());
         let answer = tiny().say("a", all.clone()).ok().json();
-        let list = answer["choices"][0]["logprobs"]["content"].as_array().unwrap().clone();
+        let list = answer["choices"][0]["logprobs"]["content"]
+            .as_array()
+            .unwrap()
+            .clone();
         assert!(!list.is_empty());
         for token in &list {
             let top = token["top_logprobs"].as_array().unwrap();
@@ -196,7 +301,9 @@ fn c059_probabilities_are_finite() {
             }
         }
         let chunks = tiny().stream("a", all);
-        let streamed = chunks.iter().filter_map(|chunk| chunk["choices"][0]["logprobs"]["content"].as_array());
+        let streamed = chunks
+            .iter()
+            .filter_map(|chunk| chunk["choices"][0]["logprobs"]["content"].as_array());
         assert_eq!(streamed.flatten().cloned().collect::<Vec<_>>(), list);
     }
 }
@@ -212,28 +319,64 @@ fn c066_answers_follow_their_schema_or_the_schema_is_refused() {
         if answer["choices"][0]["finish_reason"] == "stop" {
             let text = answer["choices"][0]["message"]["content"].as_str().unwrap();
             let value: Value = serde_json::from_str(text).unwrap();
-            assert!(value["a"].is_number() && value.as_object().unwrap().len() == 1, "{text}");
+            assert!(
+                value["a"].is_number() && value.as_object().unwrap().len() == 1,
+                "{text}"
+            );
             finished += 1;
         }
     }
     assert!(finished > 0);
-    for bad in [json!({"type": "foo"}), json!({"enum": []}), json!({"anyOf": []}), json!({"type": "string", "pattern": "["})] {
-        let answer = tiny().say("a", json!({"response_format": format(&bad), "max_tokens": 4}));
+    for bad in [
+        json!({"type": "foo"}),
+        json!({"enum": []}),
+        json!({"anyOf": []}),
+        json!({"type": "string", "pattern": "["}),
+    ] {
+        let answer = tiny().say(
+            "a",
+            json!({"response_format": format(&bad), "max_tokens": 4}),
+        );
         assert!([200, 400].contains(&answer.status), "{bad}: {answer:?}");
     }
-    let (code, param, _) = tiny().say("a", json!({"response_format": format(&json!({"type": "foo"}))})).refusal(400);
-    assert_eq!((code.as_str(), param.as_deref()), ("invalid_grammar", Some("response_format")));
-    let word = tiny().say("a", json!({"guided_regex": "(yes|no)", "max_tokens": 8})).content();
+    let (code, param, _) = tiny()
+        .say(
+            "a",
+            json!({"response_format": format(&json!({"type": "foo"}))}),
+        )
+        .refusal(400);
+    assert_eq!(
+        (code.as_str(), param.as_deref()),
+        ("invalid_grammar", Some("response_format"))
+    );
+    let word = tiny()
+        .say("a", json!({"guided_regex": "(yes|no)", "max_tokens": 8}))
+        .content();
     assert!(["yes", "no"].contains(&word.as_str()), "{word}");
-    let raw = tiny().post("/v1/completions", &json!({"prompt": "a", "guided_regex": "[0-9]{3}", "max_tokens": 8})).ok().json();
-    assert!(raw["choices"][0]["text"].as_str().unwrap().parse::<u32>().is_ok());
+    let raw = tiny()
+        .post(
+            "/v1/completions",
+            &json!({"prompt": "a", "guided_regex": "[0-9]{3}", "max_tokens": 8}),
+        )
+        .ok()
+        .json();
+    assert!(
+        raw["choices"][0]["text"]
+            .as_str()
+            .unwrap()
+            .parse::<u32>()
+            .is_ok()
+    );
 }
 
 #[test]
 fn forced_calls_are_calls() {
     let tools = json!([{"type": "function", "function": {"name": "add", "parameters": {"type": "object",
         "properties": {"x": {"type": "boolean"}}, "required": ["x"], "additionalProperties": false}}}]);
-    for choice in [json!("required"), json!({"type": "function", "function": {"name": "add"}})] {
+    for choice in [
+        json!("required"),
+        json!({"type": "function", "function": {"name": "add"}}),
+    ] {
         let more = json!({"tools": tools, "tool_choice": choice, "parallel_tool_calls": false, "max_tokens": 200, "temperature": 1, "seed": 3});
         let answer = tiny().say("a", more);
         if answer.status == 400 {
@@ -251,20 +394,49 @@ fn forced_calls_are_calls() {
 
 #[test]
 fn c080_the_model_that_is_listed_can_be_asked_for() {
-    let server = Server::start(f_tiny(), ["--strict-model", "--ctx", "256", "--model-name", "a/b"]);
+    let server = Server::start(
+        f_tiny(),
+        ["--strict-model", "--ctx", "256", "--model-name", "a/b"],
+    );
     let models = server.get("/v1/models").ok().json();
-    assert_eq!((&models["data"][0]["id"], &models["data"][0]["max_model_len"]), (&json!("a/b"), &json!(256)));
+    assert_eq!(
+        (
+            &models["data"][0]["id"],
+            &models["data"][0]["max_model_len"]
+        ),
+        (&json!("a/b"), &json!(256))
+    );
     assert_eq!(server.get("/v1/models/a/b").ok().json()["id"], "a/b");
-    assert_eq!(server.get("/v1/models/nope").refusal(404).0, "model_not_found");
-    let answer = server.say("a", json!({"model": "a/b", "max_tokens": 1})).ok().json();
+    assert_eq!(
+        server.get("/v1/models/nope").refusal(404).0,
+        "model_not_found"
+    );
+    let answer = server
+        .say("a", json!({"model": "a/b", "max_tokens": 1}))
+        .ok()
+        .json();
     assert_eq!(answer["model"], "a/b");
     server.say("a", json!({"max_tokens": 1})).ok();
-    assert_eq!(server.say("a", json!({"model": "nope"})).refusal(404).0, "model_not_found");
-    tiny().say("a", json!({"model": "nope", "max_tokens": 1})).ok();
+    assert_eq!(
+        server.say("a", json!({"model": "nope"})).refusal(404).0,
+        "model_not_found"
+    );
+    tiny()
+        .say("a", json!({"model": "nope", "max_tokens": 1}))
+        .ok();
     assert_eq!(server.get("/v1/foo").refusal(404).0, "not_found");
     let answer = server.get(CHAT);
-    assert_eq!((answer.refusal(405).0.as_str(), answer.headers["allow"].as_str()), ("method_not_allowed", "POST"));
-    assert_eq!(server.post("/health", &json!({})).refusal(405).0, "method_not_allowed");
+    assert_eq!(
+        (
+            answer.refusal(405).0.as_str(),
+            answer.headers["allow"].as_str()
+        ),
+        ("method_not_allowed", "POST")
+    );
+    assert_eq!(
+        server.post("/health", &json!({})).refusal(405).0,
+        "method_not_allowed"
+    );
 }
 
 #[test]
@@ -276,23 +448,46 @@ fn c113_a_model_without_a_template_continues_raw_texts() {
     config.as_object_mut().unwrap().remove("chat_template");
     std::fs::write(&settings, config.to_string()).unwrap();
     let server = Server::start(&model, ["--ctx", "256"]);
-    assert!(server.log().contains("warning: no chat template"), "{}", server.log());
+    assert!(
+        server.log().contains("warning: no chat template"),
+        "{}",
+        server.log()
+    );
     let (code, _, message) = server.say("a", json!({})).refusal(400);
-    assert!(code == "template_error" && message.contains("--chat-template"), "{message}");
-    server.post("/v1/completions", &json!({"prompt": "a", "max_tokens": 2})).ok();
+    assert!(
+        code == "template_error" && message.contains("--chat-template"),
+        "{message}"
+    );
+    server
+        .post("/v1/completions", &json!({"prompt": "a", "max_tokens": 2}))
+        .ok();
     let template = model.join("other.jinja");
     let text = "{% if messages[0].content == 'bad' %}{{ raise_exception('no such words') }}{% endif %}{{ messages[0].content }}";
     std::fs::write(&template, text).unwrap();
-    let server = Server::start(&model, ["--ctx".as_ref(), "256".as_ref(), "--chat-template".as_ref(), template.as_os_str()]);
+    let server = Server::start(
+        &model,
+        [
+            "--ctx".as_ref(),
+            "256".as_ref(),
+            "--chat-template".as_ref(),
+            template.as_os_str(),
+        ],
+    );
     server.say("a", json!({"max_tokens": 2})).ok();
     let (code, _, message) = server.say("bad", json!({})).refusal(400);
-    assert!(code == "template_error" && message.contains("no such words"), "{message}");
+    assert!(
+        code == "template_error" && message.contains("no such words"),
+        "{message}"
+    );
 }
 
 #[test]
 fn request_ids_come_back_and_mean_nothing() {
     for _ in 0..2 {
-        let answer = tiny().say("a", json!({"request_id": "same", "max_tokens": 1})).ok().json();
+        let answer = tiny()
+            .say("a", json!({"request_id": "same", "max_tokens": 1}))
+            .ok()
+            .json();
         assert_eq!(answer["request_id"], "same");
     }
 }
@@ -310,15 +505,34 @@ fn the_trained_model_answers_in_both_ways() {
 #[test]
 fn c045_a_long_prompt_is_told_of_while_it_is_read() {
     let model = f_tiny();
-    let server = Server::start(model, ["--ctx", "30000", "--cache-tokens", "32000", "--keep-alive", "0.2"]);
+    let server = Server::start(
+        model,
+        [
+            "--ctx",
+            "30000",
+            "--cache-tokens",
+            "32000",
+            "--keep-alive",
+            "0.2",
+        ],
+    );
     let text = "long words ".repeat(6000);
-    let body = json!({"messages": [{"role": "user", "content": text}], "stream": true, "max_tokens": 2});
+    let body =
+        json!({"messages": [{"role": "user", "content": text}], "stream": true, "max_tokens": 2});
     let mut stream = server.connect();
     let started = Instant::now();
-    std::io::Write::write_all(&mut stream, &server.request("POST", CHAT, &[], body.to_string().as_bytes())).unwrap();
+    std::io::Write::write_all(
+        &mut stream,
+        &server.request("POST", CHAT, &[], body.to_string().as_bytes()),
+    )
+    .unwrap();
     let mut first = [0; 12];
     std::io::Read::read_exact(&mut stream, &mut first).unwrap();
-    assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());
+    assert!(
+        started.elapsed() < Duration::from_secs(2),
+        "{:?}",
+        started.elapsed()
+    );
     assert_eq!(&first, b"HTTP/1.1 200");
     let mut rest = String::new();
     std::io::Read::read_to_string(&mut stream, &mut rest).unwrap();
@@ -334,12 +548,21 @@ fn the_description_of_the_api_is_as_it_was() {
     if std::env::var("CIDER_SNAPSHOTS").is_ok_and(|value| value == "write") {
         std::fs::write(&path, &text).unwrap();
     }
-    assert_eq!(text, std::fs::read_to_string(&path).unwrap(), "{} is out of date", path.display());
+    assert_eq!(
+        text,
+        std::fs::read_to_string(&path).unwrap(),
+        "{} is out of date",
+        path.display()
+    );
     // Every path of it is there.
     let description: Value = serde_json::from_str(&text).unwrap();
     for (path, methods) in description["paths"].as_object().unwrap() {
         let path = path.replace("{id}", "f-tiny");
-        let method = if methods.get("get").is_some() { "GET" } else { "POST" };
+        let method = if methods.get("get").is_some() {
+            "GET"
+        } else {
+            "POST"
+        };
         let answer = tiny().ask(method, &path, &[], b"");
         assert!([200, 400].contains(&answer.status), "{path}: {answer:?}");
     }

@@ -34,16 +34,25 @@ pub(crate) struct Answer {
 
 impl Server {
     /// Serves a model with one thread and a small cache.
-    pub(crate) fn start<S: AsRef<OsStr>>(model: &Path, arguments: impl IntoIterator<Item = S>) -> Self {
+    pub(crate) fn start<S: AsRef<OsStr>>(
+        model: &Path,
+        arguments: impl IntoIterator<Item = S>,
+    ) -> Self {
         let mut command = cider();
         command.arg("serve").arg(model);
-        command.args(["--port", "0", "--threads", "1", "--cache-tokens", "8192"]).args(arguments);
+        command
+            .args(["--port", "0", "--threads", "1", "--cache-tokens", "8192"])
+            .args(arguments);
         Self::spawn(command)
     }
 
     /// Runs a command until it listens.
     pub(crate) fn spawn(mut command: Command) -> Self {
-        let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut child = command
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
         let log: Arc<Mutex<String>> = Arc::default();
         let (told, address) = channel();
         let lines = BufReader::new(child.stderr.take().unwrap()).lines();
@@ -57,7 +66,11 @@ impl Server {
             }
         });
         let address = wait_for(&address, &mut child, &log);
-        Self { child, address, log }
+        Self {
+            child,
+            address,
+            log,
+        }
     }
 
     /// Everything on standard error so far.
@@ -91,20 +104,43 @@ impl Server {
     }
 
     /// A request with headers of one's own.
-    pub(crate) fn ask(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Answer {
+    pub(crate) fn ask(
+        &self,
+        method: &str,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: &[u8],
+    ) -> Answer {
         self.raw(&self.request(method, path, headers, body))
     }
 
     /// The bytes of a request; headers replace those that it would have.
-    pub(crate) fn request(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Vec<u8> {
+    pub(crate) fn request(
+        &self,
+        method: &str,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: &[u8],
+    ) -> Vec<u8> {
         let length = body.len().to_string();
-        let mut all: BTreeMap<&str, &str> = BTreeMap::from([("host", self.address.as_str()), ("connection", "close")]);
+        let mut all: BTreeMap<&str, &str> =
+            BTreeMap::from([("host", self.address.as_str()), ("connection", "close")]);
         if !body.is_empty() || method == "POST" {
-            all.extend([("content-length", length.as_str()), ("content-type", "application/json")]);
+            all.extend([
+                ("content-length", length.as_str()),
+                ("content-type", "application/json"),
+            ]);
         }
         all.extend(headers.iter().copied());
-        let head: String = all.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
-        [format!("{method} {path} HTTP/1.1\r\n{head}\r\n").as_bytes(), body].concat()
+        let head: String = all
+            .iter()
+            .map(|(name, value)| format!("{name}: {value}\r\n"))
+            .collect();
+        [
+            format!("{method} {path} HTTP/1.1\r\n{head}\r\n").as_bytes(),
+            body,
+        ]
+        .concat()
     }
 
     /// A plain GET.
@@ -141,14 +177,21 @@ impl Server {
     /// A value of the metrics.
     pub(crate) fn metric(&self, name: &str) -> f64 {
         let page = self.get("/metrics").ok().body;
-        let line = page.lines().find_map(|line| line.strip_prefix(&format!("{name} ")));
-        line.unwrap_or_else(|| panic!("{name} is not in {page}")).parse().unwrap()
+        let line = page
+            .lines()
+            .find_map(|line| line.strip_prefix(&format!("{name} ")));
+        line.unwrap_or_else(|| panic!("{name} is not in {page}"))
+            .parse()
+            .unwrap()
     }
 
     /// The peak of its resident memory in bytes.
     pub(crate) fn peak_memory(&self) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.id())).unwrap();
-        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+        let line = status
+            .lines()
+            .find_map(|line| line.strip_prefix("VmHWM:"))
+            .unwrap();
         line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024
     }
 }
@@ -179,7 +222,10 @@ impl Answer {
     /// The text of its first choice.
     pub(crate) fn content(&self) -> String {
         assert_eq!(self.status, 200, "{self:?}");
-        self.json()["choices"][0]["message"]["content"].as_str().unwrap_or_default().to_owned()
+        self.json()["choices"][0]["message"]["content"]
+            .as_str()
+            .unwrap_or_default()
+            .to_owned()
     }
 
     /// The refusal that it is: its code, the field, the message. The envelope must be whole.
@@ -191,7 +237,11 @@ impl Answer {
         let keys: Vec<&str> = error.keys().map(String::as_str).collect();
         assert_eq!(keys, ["message", "type", "param", "code"], "{body}");
         let text = |name: &str| error[name].as_str().map(str::to_owned);
-        (text("code").unwrap(), text("param"), text("message").unwrap())
+        (
+            text("code").unwrap(),
+            text("param"),
+            text("message").unwrap(),
+        )
     }
 }
 
@@ -199,8 +249,13 @@ impl Answer {
 pub(crate) fn events(body: &str) -> (Vec<Value>, bool) {
     let mut chunks = Vec::new();
     let mut ended = false;
-    for line in body.lines().filter(|line| !line.is_empty() && !line.starts_with(':')) {
-        let data = line.strip_prefix("data: ").unwrap_or_else(|| panic!("{line:?}"));
+    for line in body
+        .lines()
+        .filter(|line| !line.is_empty() && !line.starts_with(':'))
+    {
+        let data = line
+            .strip_prefix("data: ")
+            .unwrap_or_else(|| panic!("{line:?}"));
         assert!(!ended, "{data} behind the end");
         if data == "[DONE]" {
             ended = true;
@@ -213,13 +268,17 @@ pub(crate) fn events(body: &str) -> (Vec<Value>, bool) {
 
 /// The texts of all deltas under a name, put together.
 pub(crate) fn joined(chunks: &[Value], name: &str) -> String {
-    let texts = chunks.iter().filter_map(|chunk| chunk["choices"][0]["delta"][name].as_str());
+    let texts = chunks
+        .iter()
+        .filter_map(|chunk| chunk["choices"][0]["delta"][name].as_str());
     texts.collect()
 }
 
 /// The reason with which a stream ended: exactly one chunk has one.
 pub(crate) fn finish(chunks: &[Value]) -> String {
-    let reasons = chunks.iter().filter_map(|chunk| chunk["choices"][0]["finish_reason"].as_str());
+    let reasons = chunks
+        .iter()
+        .filter_map(|chunk| chunk["choices"][0]["finish_reason"].as_str());
     let reasons: Vec<&str> = reasons.collect();
     assert_eq!(reasons.len(), 1, "{chunks:?}");
     reasons[0].to_owned()
@@ -228,7 +287,9 @@ pub(crate) fn finish(chunks: &[Value]) -> String {
 /// A request of one message.
 pub(crate) fn message(text: &str, more: Value) -> Value {
     let mut body = json!({"messages": [{"role": "user", "content": text}]});
-    let Value::Object(more) = more else { panic!("{more}") };
+    let Value::Object(more) = more else {
+        panic!("{more}")
+    };
     body.as_object_mut().unwrap().extend(more);
     body
 }
@@ -254,7 +315,21 @@ pub(crate) fn solid(width: u32, height: u32, colour: [u8; 3]) -> Vec<u8> {
     let row = (width * 3).next_multiple_of(4);
     let size = row * height;
     let mut bytes = b"BM".to_vec();
-    for field in [54 + size, 0, 54, 40, width, height, 1 | 24 << 16, 0, size, 2835, 2835, 0, 0] {
+    for field in [
+        54 + size,
+        0,
+        54,
+        40,
+        width,
+        height,
+        1 | 24 << 16,
+        0,
+        size,
+        2835,
+        2835,
+        0,
+        0,
+    ] {
         bytes.extend(field.to_le_bytes());
     }
     let [red, green, blue] = colour;
@@ -287,7 +362,11 @@ fn wait_for(address: &Receiver<String>, child: &mut Child, log: &Mutex<String>) 
             return address;
         }
         let ended = child.try_wait().unwrap();
-        assert!(ended.is_none() && Instant::now() < end, "{ended:?}: {}", log.lock().unwrap());
+        assert!(
+            ended.is_none() && Instant::now() < end,
+            "{ended:?}: {}",
+            log.lock().unwrap()
+        );
     }
 }
 
@@ -299,15 +378,33 @@ pub(crate) fn read_answer(mut stream: TcpStream) -> Answer {
     let at = at.unwrap_or_else(|| panic!("{read:?}: {}", String::from_utf8_lossy(&bytes)));
     let head = String::from_utf8(bytes[..at].to_vec()).unwrap();
     let mut lines = head.lines();
-    let status = lines.next().unwrap().split(' ').nth(1).unwrap().parse().unwrap();
+    let status = lines
+        .next()
+        .unwrap()
+        .split(' ')
+        .nth(1)
+        .unwrap()
+        .parse()
+        .unwrap();
     let headers = lines.map(|line| {
         let (name, value) = line.split_once(": ").unwrap();
         (name.to_ascii_lowercase(), value.to_owned())
     });
     let headers: BTreeMap<String, String> = headers.collect();
     let body = &bytes[at + 4..];
-    let body = if headers.get("transfer-encoding").is_some_and(|value| value == "chunked") { unchunked(body) } else { body.to_vec() };
-    Answer { status, headers, body: String::from_utf8(body).unwrap() }
+    let body = if headers
+        .get("transfer-encoding")
+        .is_some_and(|value| value == "chunked")
+    {
+        unchunked(body)
+    } else {
+        body.to_vec()
+    };
+    Answer {
+        status,
+        headers,
+        body: String::from_utf8(body).unwrap(),
+    }
 }
 
 fn unchunked(mut bytes: &[u8]) -> Vec<u8> {

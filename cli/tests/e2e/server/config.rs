@@ -20,13 +20,24 @@ fn a_file_the_environment_and_flags_are_read() {
     );
     fs::write(&path, text).unwrap();
     let mut command = cider();
-    command.arg("serve").arg("--config").arg(&path).args(["--port", "0"]);
+    command
+        .arg("serve")
+        .arg("--config")
+        .arg(&path)
+        .args(["--port", "0"]);
     command.env("CIDER_SERVE_SERVER_MODEL_NAME", "from-environment");
     let server = Server::spawn(command);
-    assert!(server.log().contains("scheme none: prompts run on floats"), "{}", server.log());
+    assert!(
+        server.log().contains("scheme none: prompts run on floats"),
+        "{}",
+        server.log()
+    );
     assert!(server.log().contains("max_image_buffer_size has no effect"));
     let card = server.get("/v1/models").ok().json()["data"][0].clone();
-    assert_eq!((&card["id"], &card["scheme"]), (&json!("from-environment"), &json!("none")));
+    assert_eq!(
+        (&card["id"], &card["scheme"]),
+        (&json!("from-environment"), &json!("none"))
+    );
     let answer = server.say("a", json!({})).ok().json();
     assert_eq!(answer["usage"]["completion_tokens"], 3);
 }
@@ -37,9 +48,17 @@ fn what_cannot_be_is_refused_before_anything_is_read() {
     fs::write(&path, "server:\n  prt: 1\n").unwrap();
     let refused = run(["serve".as_ref(), "--config".as_ref(), path.as_os_str()]);
     assert_eq!(refused.status.code(), Some(2), "{refused:?}");
-    assert!(refused.stderr.contains("server.prt is not known; the nearest is server.port"), "{refused:?}");
+    assert!(
+        refused
+            .stderr
+            .contains("server.prt is not known; the nearest is server.port"),
+        "{refused:?}"
+    );
     let unknown = finish(cider().arg("serve").env("CIDER_SERVE_SERVER_PROT", "1"));
-    assert!(unknown.status.code() == Some(2) && unknown.stderr.contains("CIDER_SERVE_SERVER_PORT"), "{unknown:?}");
+    assert!(
+        unknown.status.code() == Some(2) && unknown.stderr.contains("CIDER_SERVE_SERVER_PORT"),
+        "{unknown:?}"
+    );
     for (arguments, what) in [
         (&["--port", "70000"][..], "whole number"),
         (&["--host", "nowhere"], "IP address"),
@@ -59,56 +78,105 @@ fn what_cannot_be_is_refused_before_anything_is_read() {
     ] {
         let failed = run(["serve"].iter().chain(arguments));
         assert_eq!(failed.status.code(), Some(1), "{failed:?}");
-        assert!(failed.stderr.contains(what) && !failed.stderr.contains("two words"), "{failed:?}");
+        assert!(
+            failed.stderr.contains(what) && !failed.stderr.contains("two words"),
+            "{failed:?}"
+        );
     }
     let missing = run(["serve", "/nowhere/model", "--port", "0"]);
     assert_eq!(missing.status.code(), Some(1), "{missing:?}");
 }
 
 fn signal(server: &Server, name: &str) {
-    let sent = Command::new("kill").args([name, &server.id().to_string()]).status().unwrap();
+    let sent = Command::new("kill")
+        .args([name, &server.id().to_string()])
+        .status()
+        .unwrap();
     assert!(sent.success());
 }
 
 #[test]
 fn a_signal_lets_answers_come_to_their_end() {
     let pieces: Vec<String> = (0..300).map(|i| format!("w{i} ")).collect();
-    let model = chain("drain", &json!([{"select": "1", "pieces": pieces, "then": "end"}, {"select": "2", "pieces": ["x "], "then": "loop"}]), None);
+    let model = chain(
+        "drain",
+        &json!([{"select": "1", "pieces": pieces, "then": "end"}, {"select": "2", "pieces": ["x "], "then": "loop"}]),
+        None,
+    );
     let mut server = Server::start(&model, ["--scheme", "none", "--drain-timeout", "30"]);
     let body = message("1", json!({"stream": true})).to_string();
     let mut stream = server.connect();
-    stream.write_all(&server.request("POST", super::client::CHAT, &[], body.as_bytes())).unwrap();
+    stream
+        .write_all(&server.request("POST", super::client::CHAT, &[], body.as_bytes()))
+        .unwrap();
     let mut first = [0; 12];
     std::io::Read::read_exact(&mut stream, &mut first).unwrap();
     signal(&server, "-TERM");
     let mut rest = String::new();
     std::io::Read::read_to_string(&mut stream, &mut rest).unwrap();
-    assert!(rest.contains("w299") && rest.contains("[DONE]"), "{rest:.300}");
+    assert!(
+        rest.contains("w299") && rest.contains("[DONE]"),
+        "{rest:.300}"
+    );
     assert_eq!(server.wait(), Some(0));
     assert!(server.log().contains("shutting down"));
 
-    let mut server = Server::start(&model, ["--scheme", "none", "--drain-timeout", "0.3", "--ctx", "8000"]);
+    let mut server = Server::start(
+        &model,
+        [
+            "--scheme",
+            "none",
+            "--drain-timeout",
+            "0.3",
+            "--ctx",
+            "8000",
+        ],
+    );
     let body = message("2", json!({"stream": true, "max_tokens": 7900})).to_string();
     let mut stream = server.connect();
-    stream.write_all(&server.request("POST", super::client::CHAT, &[], body.as_bytes())).unwrap();
+    stream
+        .write_all(&server.request("POST", super::client::CHAT, &[], body.as_bytes()))
+        .unwrap();
     std::io::Read::read_exact(&mut stream, &mut first).unwrap();
     let started = Instant::now();
     signal(&server, "-TERM");
     assert_eq!(server.wait(), Some(0));
-    assert!(started.elapsed() < Duration::from_secs(10), "{:?}", started.elapsed());
+    assert!(
+        started.elapsed() < Duration::from_secs(10),
+        "{:?}",
+        started.elapsed()
+    );
 }
 
 #[test]
 fn deadlines_end_answers() {
-    let model = chain("deadline", &json!([{"select": "2", "pieces": ["x "], "then": "loop"}]), None);
-    let server = Server::start(&model, ["--scheme", "none", "--request-timeout", "0.2", "--ctx", "8000"]);
+    let model = chain(
+        "deadline",
+        &json!([{"select": "2", "pieces": ["x "], "then": "loop"}]),
+        None,
+    );
+    let server = Server::start(
+        &model,
+        [
+            "--scheme",
+            "none",
+            "--request-timeout",
+            "0.2",
+            "--ctx",
+            "8000",
+        ],
+    );
     let (code, ..) = server.say("2", json!({"max_tokens": 7900})).refusal(504);
     assert_eq!(code, "deadline_exceeded");
     let answer = server.chat(&message("2", json!({"stream": true, "max_tokens": 7900})));
     let (chunks, ended) = super::client::events(&answer.body);
     assert!(!ended, "no end mark stands behind a failure");
     assert_eq!(chunks.last().unwrap()["error"]["code"], "deadline_exceeded");
-    assert!(chunks.iter().all(|chunk| chunk["choices"][0]["finish_reason"].is_null()));
+    assert!(
+        chunks
+            .iter()
+            .all(|chunk| chunk["choices"][0]["finish_reason"].is_null())
+    );
     thread::sleep(Duration::from_millis(100));
     assert!(server.metric("cider_errors_total{code=\"deadline_exceeded\"}") >= 2.0);
 }

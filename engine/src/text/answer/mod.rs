@@ -168,15 +168,12 @@ impl AnswerParser {
     }
 
     fn in_thought(&mut self, parts: &mut Vec<AnswerPart>) -> bool {
-        let (thought, rest) = match self.held.split_once(END_THINK) {
-            Some((thought, rest)) => (thought.trim_end(), Some(rest.to_owned())),
-            None => {
-                let certain = self.held.len() - overlap(&self.held, END_THINK);
-                (
-                    self.held.get(..certain).unwrap_or_default().trim_end(),
-                    None,
-                )
-            }
+        let (thought, rest) = if let Some((thought, rest)) = self.held.split_once(END_THINK) {
+            (thought.trim_end(), Some(rest.to_owned()))
+        } else {
+            let certain = self.held.len() - overlap(&self.held, END_THINK);
+            let thought = self.held.get(..certain).unwrap_or_default();
+            (thought.trim_end(), None)
         };
         let length = thought.len();
         give_thought(thought, parts);

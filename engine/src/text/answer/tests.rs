@@ -196,9 +196,14 @@ fn calls_stand_among_words_and_behind_thoughts() {
     expected.extend(call(0, "f", "{}"));
     expected.extend(call(1, "g", "{\"a\": \"}</tool_call>\"}"));
     assert_eq!(parse(HERMES, Opening::MayOpen, &[text], true), expected);
-    expected.push(content("done"));
+    expected.push(content("all  done"));
     assert_eq!(
-        parse(HERMES, Opening::MayOpen, &[text, "done"], true),
+        parse(
+            HERMES,
+            Opening::MayOpen,
+            &[text, " all", "  do", "ne "],
+            true
+        ),
         expected
     );
 }
@@ -345,6 +350,8 @@ fn answers() -> impl Strategy<Value = String> {
         "<",
         "</th",
         "世",
+        "<tool_call>{\"name\":\"f\",\"arguments\":{}}</tool_call>",
+        "{\"name\":\"f\",\"parameters\":{}}",
     ];
     prop::collection::vec(prop::sample::select(pieces.to_vec()), 0..12)
         .prop_map(|pieces| pieces.concat())

@@ -18,6 +18,8 @@ pub(super) struct ToolText {
     name: u64,
     begun: usize,
     whole: usize,
+    /// Behind a call, before any words: blanks are those between calls.
+    behind_call: bool,
 }
 
 #[derive(Debug)]
@@ -49,6 +51,7 @@ impl ToolText {
             name: RandomState::new().build_hasher().finish(),
             begun: 0,
             whole: 0,
+            behind_call: false,
         }
     }
 
@@ -65,11 +68,11 @@ impl ToolText {
         let held = std::mem::take(&mut self.held);
         match std::mem::replace(&mut self.place, Place::Words) {
             Place::Words | Place::Between if self.whole > 0 && held.trim().is_empty() => {}
-            Place::Words | Place::Between => give_content(&held, parts),
+            Place::Words | Place::Between => self.give_words(&held, parts),
             Place::Closing { .. } if natural && held.trim().is_empty() => self.end_call(parts),
             Place::Call { mark, scanner } | Place::Closing { mark, scanner } => {
                 if !scanner.started() {
-                    give_content(&[&mark, scanner.text(), &held].concat(), parts);
+                    self.give_words(&[&mark, scanner.text(), &held].concat(), parts);
                 }
             }
         }
@@ -82,7 +85,8 @@ impl ToolText {
             Place::Words => match self.format {
                 ToolFormat::Hermes => self.words(parts),
                 ToolFormat::Llama3 => {
-                    give_content(&std::mem::take(&mut self.held), parts);
+                    let held = std::mem::take(&mut self.held);
+                    self.give_words(&held, parts);
                     false
                 }
             },
@@ -99,13 +103,8 @@ impl ToolText {
         };
         let text = self.held.get(..certain).unwrap_or_default().trim_end();
         let words = text.len();
-        // Behind a call, blanks before the words are blanks between calls.
-        let text = if self.whole > 0 {
-            text.trim_start()
-        } else {
-            text
-        };
-        give_content(text, parts);
+        let text = text.to_owned();
+        self.give_words(&text, parts);
         if !found {
             self.held.drain(..words);
             return false;
@@ -115,6 +114,16 @@ impl ToolText {
         self.held.drain(..certain + TOOL_CALL.len());
         self.begin_call(mark);
         true
+    }
+
+    fn give_words(&mut self, text: &str, parts: &mut Vec<AnswerPart>) {
+        let text = if self.behind_call {
+            text.trim_start()
+        } else {
+            text
+        };
+        self.behind_call &= text.is_empty();
+        give_content(text, parts);
     }
 
     fn between(&mut self) -> bool {
@@ -192,7 +201,7 @@ impl ToolText {
         if scanner.started() {
             self.begun += 1;
         } else {
-            give_content(&[mark, scanner.text()].concat(), parts);
+            self.give_words(&[mark, scanner.text()].concat(), parts);
         }
     }
 
@@ -200,5 +209,6 @@ impl ToolText {
         parts.push(AnswerPart::ToolCallEnd { index: self.begun });
         self.begun += 1;
         self.whole += 1;
+        self.behind_call = true;
     }
 }

@@ -149,7 +149,9 @@ impl Grammars {
 impl fmt::Debug for Grammars {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let tokens = self.factory.tok_env().tok_trie().vocab_size();
-        f.debug_struct("Grammars").field("tokens", &tokens).finish()
+        f.debug_struct("Grammars")
+            .field("tokens", &tokens)
+            .finish_non_exhaustive()
     }
 }
 

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use serde_json::{Value, json};
 
-use super::schema;
+use super::{limits, schema};
 use crate::text::answer::ToolFormat;
 use crate::{Error, Result};
 
@@ -43,7 +43,7 @@ impl ToolRule {
             let schema = schema::prepare(KIND, &parameters)?;
             let schema = schema.to_string();
             length += schema.len();
-            super::limits::check_length(KIND, length, super::limits::SCHEMA_LENGTH)?;
+            limits::check_length(KIND, length, limits::SCHEMA_LENGTH)?;
             let opening = self.format.opening(name);
             let separator = if calls.is_empty() { "" } else { " | " };
             // Writing to a string cannot fail.
@@ -58,6 +58,8 @@ impl ToolRule {
         if calls.is_empty() {
             return Err(self.nothing_to_call());
         }
+        // Names count too; a rule of this form is some hundred bytes beside name and schema.
+        limits::check_length(KIND, rules.len(), 4 * limits::SCHEMA_LENGTH)?;
         let start = if self.parallel {
             let separator = literal(self.format.separator());
             format!("start: call ({separator} call){{0,{}}}", MOST_CALLS - 1)

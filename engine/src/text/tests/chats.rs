@@ -337,3 +337,58 @@ fn the_last_control_token_shows_the_beginning_too() {
         assert_eq!(opening.unwrap(), expected);
     }
 }
+
+/// C048: for every role a text says the same in one part and in several, whether the template takes parts or not.
+#[test]
+fn a_text_may_come_in_parts() {
+    let qwen = fixture("qwen");
+    for name in ["thinking.jinja", "parts.jinja"] {
+        for role in ["system", "developer", "user", "assistant", "tool"] {
+            let render = |content: Value| {
+                let message = json!({"role": role, "content": content, "tool_call_id": "c1"});
+                let messages: Vec<Message> = [json!({"role": "user", "content": "q"}), message]
+                    .into_iter()
+                    .map(|message| serde_json::from_value(message).unwrap())
+                    .collect();
+                let options = RenderOptions {
+                    add_generation_prompt: true,
+                    ..RenderOptions::default()
+                };
+                let prompt = template(name).render(&messages, &options, &qwen).unwrap();
+                prompt.tokenize(&qwen).unwrap()
+            };
+            let parts = json!([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]);
+            assert_eq!(render(json!("ab")), render(parts), "{name}: {role}");
+        }
+    }
+}
+
+/// C047: a message that only calls tools has no content, or none to speak of.
+#[test]
+fn calls_need_no_content() {
+    let qwen = fixture("qwen");
+    let call = json!({"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{\"x\": 1}"}});
+    let render = |assistant: Value| {
+        let messages: Vec<Message> = [
+            json!({"role": "user", "content": "a"}),
+            assistant,
+            json!({"role": "tool", "tool_call_id": "c1", "content": "3"}),
+            json!({"role": "user", "content": "b"}),
+        ]
+        .into_iter()
+        .map(|message| serde_json::from_value(message).unwrap())
+        .collect();
+        let template = template("thinking.jinja");
+        let prompt = template.render(&messages, &RenderOptions::default(), &qwen);
+        prompt.unwrap().text().to_owned()
+    };
+    let absent = render(json!({"role": "assistant", "tool_calls": [call.clone()]}));
+    let null = render(json!({"role": "assistant", "content": null, "tool_calls": [call]}));
+    assert_eq!(absent, null);
+    let written = "<|im_start|>assistant\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"x\": 1}}\n</tool_call><|im_end|>";
+    assert!(absent.contains(written), "{absent}");
+    assert!(
+        absent.contains("<tool_response>\n3\n</tool_response>"),
+        "{absent}"
+    );
+}
