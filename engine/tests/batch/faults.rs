@@ -14,7 +14,7 @@ use crate::support::{Folder, Running, Size, engine_options, f_tiny, ids, open, o
 
 type Result<T> = std::result::Result<T, cider_kernels::Error>;
 
-/// A backend that panics in the middle of a step that has a certain token in it.
+/// A backend that panics in the middle of a step that has two certain tokens in it.
 #[derive(Debug)]
 struct Faulty {
     inner: Arc<dyn Backend>,
@@ -123,7 +123,11 @@ impl Backend for Faulty {
     }
 
     fn embedding(&self, table: &Weights, ids: &[u32], out: TensorMut<'_>) -> Result<()> {
-        let fuse = if ids.contains(&BAD) { FUSE } else { 0 };
+        let fuse = if ids.windows(2).any(|pair| pair == PAIR) {
+            FUSE
+        } else {
+            0
+        };
         self.fuse.store(fuse, Ordering::Relaxed);
         self.inner.embedding(table, ids, out)
     }
@@ -133,7 +137,10 @@ impl Backend for Faulty {
     }
 }
 
-/// The token that makes a step panic.
+/// The tokens that make a step panic, one behind the other.
+const PAIR: [u32; 2] = [499, 498];
+
+/// The token whose logits are not finite.
 const BAD: u32 = 499;
 
 /// Linear layers that are done before.
@@ -165,7 +172,7 @@ fn a_panic_fails_only_the_request_that_panics_alone() {
     }
     // In the third chunk of its prompt.
     let mut prompt = good(77, 180);
-    prompt[170] = BAD;
+    prompt[170..172].copy_from_slice(&PAIR);
     let bad = engine.submit(request(prompt, 10));
     engine.run();
     let found = engine.taken(bad);

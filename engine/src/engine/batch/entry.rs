@@ -183,12 +183,17 @@ impl Entry {
         self.pictures.iter_mut().find(unseen)
     }
 
-    /// Gives the sequence its pictures, all of which are encoded or in the cache.
-    pub(super) fn see(&mut self) -> Result<()> {
+    /// Gives the sequence its pictures, once all of them are encoded or in the cache.
+    pub(super) fn see_if_ready(&mut self) {
+        if self.unseen().is_some() {
+            return;
+        }
         let images = self.pictures.iter().map(Picture::image);
-        self.sequence.set_images(images.collect::<Result<_>>()?);
+        match images.collect() {
+            Ok(images) => self.sequence.set_images(images),
+            Err(error) => self.fail(error),
+        }
         self.sees = true;
-        Ok(())
     }
 
     /// Whether it is done.

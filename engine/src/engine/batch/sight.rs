@@ -44,6 +44,9 @@ impl Sight {
         counts: &mut BatchStats,
         now: Instant,
     ) {
+        for entry in running.iter_mut().filter(|entry| !entry.sees) {
+            entry.see_if_ready();
+        }
         let begun = self.current.as_ref().map(|current| current.owner);
         let owner = running.iter().position(|entry| Some(entry.id) == begun);
         if owner.is_none() {
@@ -57,6 +60,7 @@ impl Sight {
             self.current = None;
             entry.fail(error);
         }
+        entry.see_if_ready();
     }
 
     /// Takes the pictures of a request through so many blocks that a step is not much longer for it.
@@ -102,9 +106,6 @@ impl Sight {
                 self.images.remember(picture.key, &features, now);
                 picture.pixels = Pixels::Encoded(features);
             }
-        }
-        if entry.unseen().is_none() {
-            entry.see()?;
         }
         Ok(())
     }
