@@ -25,9 +25,9 @@ struct Faulty {
 impl Faulty {
     /// Burns down while rows of a bad step go through the layers.
     fn burn(&self) {
-        if self.fuse.load(Ordering::Relaxed) > 0 && self.fuse.fetch_sub(1, Ordering::Relaxed) == 1 {
-            panic!("a kernel went wrong");
-        }
+        let left = self.fuse.load(Ordering::Relaxed);
+        self.fuse.store(left.saturating_sub(1), Ordering::Relaxed);
+        assert!(left != 1, "a kernel went wrong");
     }
 }
 
@@ -200,16 +200,16 @@ fn logits_that_are_not_finite_end_their_request_alone() {
     let folder = Folder::f_tiny(|tensors| {
         for tensor in tensors {
             let columns = *tensor.shape.last().unwrap();
-            let rows = tensor.values.chunks_exact_mut(columns).enumerate();
+            let rows = tensor.values.chunks_exact_mut(columns);
             match tensor.name.as_str() {
                 // The first feature is one token's alone, and grows beyond all bounds.
-                "model.embed_tokens.weight" => rows.for_each(|(row, values)| {
+                "model.embed_tokens.weight" => rows.enumerate().for_each(|(row, values)| {
                     values[0] = f32::from(u8::from(row == BAD as usize));
                 }),
                 "model.layers.0.self_attn.o_proj.weight"
                 | "model.layers.0.mlp.down_proj.weight" => tensor.values[..columns].fill(0.0),
                 "model.layers.0.mlp.gate_proj.weight" | "model.layers.0.mlp.up_proj.weight" => {
-                    rows.for_each(|(_, values)| values[0] = 1e30);
+                    rows.for_each(|values| values[0] = 1e30);
                 }
                 _ => {}
             }

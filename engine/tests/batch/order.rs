@@ -145,3 +145,15 @@ fn the_cache_has_room_for_a_context_at_least() {
         other => panic!("{other:?}"),
     }
 }
+
+/// The engine lives on a thread of its own, its front on all.
+#[test]
+fn the_engine_moves_and_its_front_is_shared() {
+    fn moves<T: Send>() {}
+    fn is_shared<T: Send + Sync>() {}
+    moves::<cider::BatchEngine>();
+    moves::<cider::BatchRequest>();
+    moves::<cider::BatchEvent>();
+    is_shared::<cider::Frontend>();
+    is_shared::<cider::PreparedImage>();
+}
