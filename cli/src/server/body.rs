@@ -116,7 +116,10 @@ fn too_large(limit: usize) -> ApiError {
 fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<(T, BTreeSet<String>), ApiError> {
     // Lists of values would pass for an object whose fields have no names.
     if bytes.trim_ascii_start().first() == Some(&b'[') {
-        return Err(ApiError::new(Code::InvalidBody, "the body must be a JSON object"));
+        return Err(ApiError::new(
+            Code::InvalidBody,
+            "the body must be a JSON object",
+        ));
     }
     let mut unknown = BTreeSet::new();
     let mut json = serde_json::Deserializer::from_slice(bytes);

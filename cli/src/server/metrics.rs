@@ -124,26 +124,78 @@ impl Page {
 
     fn engine(&mut self, stats: &BatchStats) {
         let gauges = [
-            ("requests_waiting", "Answers that wait for their turn", stats.waiting),
-            ("requests_running", "Answers that are computed", stats.running),
-            ("kv_blocks_used", "Blocks of the cache that answers use", stats.used_blocks),
-            ("kv_blocks_cached", "Blocks that may be used again", stats.cached_blocks),
+            (
+                "requests_waiting",
+                "Answers that wait for their turn",
+                stats.waiting,
+            ),
+            (
+                "requests_running",
+                "Answers that are computed",
+                stats.running,
+            ),
+            (
+                "kv_blocks_used",
+                "Blocks of the cache that answers use",
+                stats.used_blocks,
+            ),
+            (
+                "kv_blocks_cached",
+                "Blocks that may be used again",
+                stats.cached_blocks,
+            ),
             ("kv_blocks", "Blocks of the cache", stats.total_blocks),
-            ("image_cache_bytes", "Bytes of remembered pictures", stats.image_bytes),
+            (
+                "image_cache_bytes",
+                "Bytes of remembered pictures",
+                stats.image_bytes,
+            ),
         ];
         for (name, help, value) in gauges {
             self.one(&format!("cider_{name}"), "gauge", help, value as u64);
         }
         let counters = [
-            ("prefix_queries", "Prompt tokens looked for in the cache", stats.prefix_queries),
-            ("prefix_hits", "Prompt tokens found in the cache", stats.prefix_hits),
-            ("image_queries", "Pictures looked for in the cache", stats.image_queries),
-            ("image_hits", "Pictures found in the cache", stats.image_hits),
-            ("preemptions", "Answers that made room for older ones", stats.preemptions),
+            (
+                "prefix_queries",
+                "Prompt tokens looked for in the cache",
+                stats.prefix_queries,
+            ),
+            (
+                "prefix_hits",
+                "Prompt tokens found in the cache",
+                stats.prefix_hits,
+            ),
+            (
+                "image_queries",
+                "Pictures looked for in the cache",
+                stats.image_queries,
+            ),
+            (
+                "image_hits",
+                "Pictures found in the cache",
+                stats.image_hits,
+            ),
+            (
+                "preemptions",
+                "Answers that made room for older ones",
+                stats.preemptions,
+            ),
             ("steps", "Steps of the model", stats.steps),
-            ("step_panics", "Steps that were taken again, one by one", stats.panics),
-            ("prompt_tokens", "Prompt tokens computed", stats.prompt_tokens),
-            ("generated_tokens", "Tokens generated", stats.generated_tokens),
+            (
+                "step_panics",
+                "Steps that were taken again, one by one",
+                stats.panics,
+            ),
+            (
+                "prompt_tokens",
+                "Prompt tokens computed",
+                stats.prompt_tokens,
+            ),
+            (
+                "generated_tokens",
+                "Tokens generated",
+                stats.generated_tokens,
+            ),
         ];
         for (name, help, value) in counters {
             self.one(&format!("cider_{name}_total"), "counter", help, value);

@@ -217,7 +217,6 @@ impl Work<'_> {
             bytes,
         })
     }
-
 }
 
 /// What is wrong with a picture; of a file nothing but that it cannot be read.

@@ -8,6 +8,7 @@ use cider_kernels::{Backend, DType, KV_BLOCK};
 use super::batch::{Batch, Work};
 use super::images::ImageFeatures;
 use super::kv_cache::{CacheType, CacheTypes, KvCache};
+use super::memory::available_memory;
 use super::sequence::Sequence;
 use crate::error::{Error, Result};
 use crate::image::Patches;
@@ -411,23 +412,6 @@ fn cache_types(config: &ModelConfig, options: &RunnerOptions) -> CacheTypes {
     };
     tracing::info!("kv cache: {types}, {bytes} bytes a token{why}");
     types
-}
-
-/// Bytes of memory that can still be had, where the system says so.
-#[must_use]
-pub fn available_memory() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text
-        .lines()
-        .find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    Some(
-        line.trim()
-            .trim_end_matches(" kB")
-            .trim()
-            .parse::<u64>()
-            .ok()?
-            * 1024,
-    )
 }
 
 /// The context of a model that could have a longer one: what fits most uses without a large cache.

@@ -132,23 +132,32 @@ fn deadlines_end_requests() {
 #[test]
 fn requests_that_cannot_be_answered_are_refused() {
     let mut engine = open(f_tiny(), Size::LARGE);
-    let bad = |change: fn(&mut BatchRequest)| {
-        let mut bad = request(ids(1, 10), 5);
-        change(&mut bad);
-        bad
+    let good = || request(ids(1, 10), 5);
+    let sampling = SamplingParams {
+        top_p: 2.0,
+        ..greedy()
     };
-    let cases: [(fn(&mut BatchRequest), &str); 5] = [
-        (|bad| bad.prompt.clear(), "the prompt has no tokens"),
-        (|bad| bad.prompt = vec![1; 512], "prompt of 512 tokens"),
-        (|bad| bad.sampling.top_p = 2.0, "top_p is 2"),
+    let cases = [
+        (request(Vec::new(), 5), "the prompt has no tokens"),
+        (request(vec![1; 512], 5), "prompt of 512 tokens"),
+        (BatchRequest { sampling, ..good() }, "top_p is 2"),
         (
-            |bad| bad.stops = vec![String::new()],
+            BatchRequest {
+                stops: vec![String::new()],
+                ..good()
+            },
             "a stop string is empty",
         ),
-        (|bad| bad.logprobs = Some(21), "logprobs is 21"),
+        (
+            BatchRequest {
+                logprobs: Some(21),
+                ..good()
+            },
+            "logprobs is 21",
+        ),
     ];
-    for (change, text) in cases {
-        let error = engine.submit(bad(change)).unwrap_err().to_string();
+    for (bad, text) in cases {
+        let error = engine.submit(bad).unwrap_err().to_string();
         assert!(error.contains(text), "{error}");
     }
     assert_eq!(engine.stats().waiting, 0);

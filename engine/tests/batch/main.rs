@@ -4,13 +4,13 @@
 
 mod endings;
 mod faults;
+#[expect(dead_code, reason = "other tests run every instruction set")]
 #[path = "../shared/machine.rs"]
 mod machine;
 mod mixes;
 mod order;
 mod pictures;
 mod prefixes;
-#[expect(dead_code, reason = "other tests need more of it")]
 #[path = "../../../testdata/recipe.rs"]
 mod recipe;
 mod support;

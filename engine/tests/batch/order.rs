@@ -20,7 +20,12 @@ fn a_short_prompt_does_not_wait_for_a_long_one() {
         engine.step();
         let short = engine.submit(request(ids(90, 16), 4));
         engine.step();
-        assert_eq!(engine.seen(short).progress, [(16, 16)]);
+        let stats = engine.engine.stats();
+        assert_eq!(
+            engine.seen(short).progress,
+            [(16, 16)],
+            "behind {earlier}: {stats:?}"
+        );
         assert_eq!(engine.engine.stats().generated_tokens, 1);
         for id in &long {
             let progress = engine.seen(*id).progress.last();
@@ -56,7 +61,7 @@ fn prompts_and_answers_share_steps() {
         ..Size::LARGE
     };
     let mut engine = Running::new(open(f_tiny(), size));
-    let first = engine.submit(request(ids(1, 20), 100));
+    engine.submit(request(ids(1, 20), 100));
     engine.step();
     let second = engine.submit(request(ids(2, 300), 2));
     for step in 2..11 {
@@ -139,4 +144,16 @@ fn the_cache_has_room_for_a_context_at_least() {
         }
         other => panic!("{other:?}"),
     }
+}
+
+/// The engine lives on a thread of its own, its front on all.
+#[test]
+fn the_engine_moves_and_its_front_is_shared() {
+    fn moves<T: Send>() {}
+    fn is_shared<T: Send + Sync>() {}
+    moves::<cider::BatchEngine>();
+    moves::<cider::BatchRequest>();
+    moves::<cider::BatchEvent>();
+    is_shared::<cider::Frontend>();
+    is_shared::<cider::PreparedImage>();
 }

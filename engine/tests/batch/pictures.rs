@@ -54,15 +54,15 @@ impl Question {
     }
 
     fn text(&self) -> String {
-        let marks = self
-            .pictures
-            .iter()
-            .map(|_| "<|vision_start|><|image_pad|><|vision_end|>");
-        let mut marks = marks.collect::<Vec<_>>().into_iter();
-        let parts = self.texts.iter();
-        parts
-            .map(|text| format!("{text}{}", marks.next().unwrap_or_default()))
-            .collect()
+        let mark = "<|vision_start|><|image_pad|><|vision_end|>";
+        let mut text = String::new();
+        for (place, part) in self.texts.iter().enumerate() {
+            text.push_str(part);
+            if place < self.pictures.len() {
+                text.push_str(mark);
+            }
+        }
+        text
     }
 
     fn request(&self, engine: &Running, max_tokens: usize) -> BatchRequest {
@@ -81,43 +81,40 @@ impl Question {
     }
 }
 
+/// Questions with pictures and without, some of which begin alike.
+fn questions() -> [Question; 6] {
+    let long = "a long description of what is to be seen here and there ".repeat(6);
+    let (small, other, tall) = (
+        picture(1, 96, 128),
+        picture(2, 96, 128),
+        picture(3, 320, 256),
+    );
+    [
+        Question::new(&["what", "?"], vec![small.clone()]),
+        Question::new(&["what", "?"], vec![other]),
+        Question::new(&["only words, many of them"], Vec::new()),
+        Question::new(&[&long, " and ", "?"], vec![small.clone(), tall.clone()]),
+        Question::new(&[&long, " or ", "?"], vec![tall, small]),
+        Question::new(&[&long, "!"], vec![picture(4, 512, 480)]),
+    ]
+}
+
 /// Requests with pictures and without in the same steps, twice: the second time nearly everything is remembered.
 #[test]
 fn pictures_and_texts_run_together() {
     let mut engine = open(1 << 20);
-    let long = "a long description of what is to be seen here and there ".repeat(6);
-    let questions = [
-        Question::new(&["what", "?"], vec![picture(1, 96, 128)]),
-        Question::new(&["what", "?"], vec![picture(2, 96, 128)]),
-        Question::new(&["only words, many of them"], Vec::new()),
-        Question::new(
-            &[&long, " and ", "?"],
-            vec![picture(1, 96, 128), picture(3, 320, 256)],
-        ),
-        Question::new(
-            &[&long, " or ", "?"],
-            vec![picture(3, 320, 256), picture(1, 96, 128)],
-        ),
-        Question::new(&[&long, "!"], vec![picture(4, 512, 480)]),
-    ];
-    let expected: Vec<_> = questions
-        .iter()
-        .map(|question| {
-            let request = question.request(&engine, 24);
-            engine.alone(request)
-        })
-        .collect();
-    assert_ne!(expected[0].outcome().tokens, [0; 0]);
+    let questions = questions();
+    let expected = questions.each_ref().map(|question| {
+        let request = question.request(&engine, 24);
+        engine.alone(request)
+    });
     for round in 0..2 {
-        let asked: Vec<_> = questions
-            .iter()
-            .map(|question| {
-                let request = question.request(&engine, 24);
-                let id = engine.submit(request);
-                engine.step();
-                id
-            })
-            .collect();
+        let asked = questions.each_ref().map(|question| {
+            let request = question.request(&engine, 24);
+            let id = engine.submit(request);
+            engine.step();
+            id
+        });
         engine.run();
         for (i, (id, expected)) in asked.into_iter().zip(&expected).enumerate() {
             let found = engine.taken(id);
@@ -129,21 +126,23 @@ fn pictures_and_texts_run_together() {
             }
         }
     }
-    // The plain engine says the same.
-    let options = {
-        let mut options = engine_options(Scheme::W8A8, DType::Bf16, 512);
-        options.runner.context = Some(2048);
-        options
-    };
+}
+
+/// The engine that answers one request at a time says the same.
+#[test]
+fn the_plain_engine_sees_the_same() {
+    let mut engine = open(1 << 20);
+    let mut options = engine_options(Scheme::W8A8, DType::Bf16, 512);
+    options.runner.context = Some(2048);
     let path = repository("testdata/vl/tiny");
     let mut plain = Engine::open(&path, best(), &options, &mut |_| {}).unwrap();
-    plain
-        .vision_mut()
-        .unwrap()
-        .set_budget(budget(1 << 20))
-        .unwrap();
+    let vision = plain.vision_mut().unwrap();
+    vision.set_budget(budget(1 << 20)).unwrap();
     let ends = plain.end_tokens().to_vec();
-    for (i, (question, expected)) in questions.iter().zip(&expected).enumerate() {
+    for (i, question) in questions().iter().enumerate() {
+        let request = question.request(&engine, 24);
+        let id = engine.submit(request);
+        let expected = engine.answer(id);
         let ids = plain.raw_prompt(&question.text()).unwrap();
         let times = &mut ImageTimes::default();
         let (prompt, images) = plain.see(&ids, &question.pictures, times).unwrap();
@@ -155,10 +154,8 @@ fn pictures_and_texts_run_together() {
         };
         let found = plain.generate(&request, &mut |_| {}).unwrap();
         let tokens = &expected.outcome().tokens;
-        let until = tokens
-            .iter()
-            .position(|id| ends.contains(id))
-            .map_or(24, |at| at + 1);
+        let end = tokens.iter().position(|id| ends.contains(id));
+        let until = end.map_or(24, |at| at + 1);
         assert_eq!(found.tokens, tokens[..until], "question {i}");
     }
 }
@@ -251,6 +248,36 @@ fn the_tower_is_left_between_its_blocks() {
     let ended = engine.taken(seeing);
     assert_eq!(ended.reason(), Some(StopReason::Cancelled));
     assert_eq!(engine.engine.stats().image_bytes, 0, "it was not finished");
+}
+
+/// A text that begins as a request with a picture does is answered while the picture is encoded, and that request
+/// takes over what the text computed.
+#[test]
+fn a_text_does_not_wait_for_a_picture() {
+    let mut engine = open(4 << 20);
+    let words = "words that both begin with, ".repeat(8);
+    let large = Question::new(&[&words, "?"], vec![picture(1, 1120, 1120)]);
+    let [seeing, text] = [large, Question::new(&[&words], Vec::new())];
+    let expected = [&seeing, &text].map(|question| {
+        let request = question.request(&engine, 8);
+        engine.alone(request)
+    });
+    engine
+        .engine
+        .drop_idle(std::time::Instant::now() + std::time::Duration::from_hours(1));
+    let asked = [&seeing, &text].map(|question| {
+        let request = question.request(&engine, 8);
+        engine.submit(request)
+    });
+    let before = engine.engine.stats().prompt_tokens;
+    engine.step();
+    assert!(engine.engine.stats().prompt_tokens > before);
+    engine.run();
+    let [seeing, text] = asked.map(|id| engine.taken(id));
+    seeing.assert_same(&expected[0], "with the picture");
+    text.assert_same(&expected[1], "the text");
+    assert!(seeing.outcome().cached_tokens >= 64);
+    assert_eq!(text.outcome().cached_tokens, 0);
 }
 
 /// Pictures that are not where the prompt has places are refused.

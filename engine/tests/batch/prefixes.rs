@@ -133,7 +133,7 @@ fn what_is_remembered_makes_room_and_is_forgotten() {
         ..Size::LARGE
     };
     let mut engine = Running::new(open(f_tiny(), size));
-    let mut ask = |engine: &mut Running, seed: u64, length: usize| {
+    let ask = |engine: &mut Running, seed: u64, length: usize| {
         let id = engine.submit(request(ids(seed, length), 2));
         engine.answer(id).started.unwrap()
     };

@@ -112,7 +112,7 @@ pub(crate) fn open_on(
     let batch = BatchOptions {
         max_running: size.running,
         cache_tokens: Some(size.tokens),
-        idle_ttl: Duration::from_secs(60),
+        idle_ttl: Duration::from_mins(1),
         ..BatchOptions::default()
     };
     BatchEngine::open(path, backend, options, &batch, &mut |_| {}).unwrap()

@@ -17,8 +17,7 @@ pub(crate) use self::flags::ServeFlags;
 pub(super) use self::nearest::nearest;
 
 /// All settings.
-#[derive(Clone, Debug)]
-#[derive(Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Config {
     /// The model's folder or file; the small one of the repository if none.
     pub(crate) model: Option<String>,
@@ -71,7 +70,10 @@ pub(crate) struct SamplingDefaults {
 
 /// Who may ask, and what is served.
 #[derive(Clone, Debug)]
-#[expect(clippy::struct_excessive_bools, reason = "each is a setting of its own")]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each is a setting of its own"
+)]
 pub(crate) struct Server {
     pub(crate) host: IpAddr,
     pub(crate) port: u16,
@@ -115,7 +117,6 @@ pub(crate) struct Limits {
     pub(crate) cache_tokens: Option<usize>,
     pub(crate) image_cache_bytes: usize,
 }
-
 
 impl Default for Server {
     fn default() -> Self {

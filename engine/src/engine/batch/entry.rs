@@ -152,9 +152,11 @@ impl Entry {
             .map(|name| (block, name))
     }
 
-    /// Whether it is going to compute the block at this place, of this name.
+    /// Whether it is going to compute the block at this place, of this name, and need not wait for pictures.
     pub(super) fn will_compute(&self, block: usize, name: &PrefixDigest) -> bool {
-        self.sequence.computed() / crate::KV_BLOCK <= block && self.names.get(block) == Some(name)
+        self.sees
+            && self.sequence.computed() / crate::KV_BLOCK <= block
+            && self.names.get(block) == Some(name)
     }
 
     /// Counts the tokens from `before` on as remembered, unless they were there already.
@@ -183,12 +185,17 @@ impl Entry {
         self.pictures.iter_mut().find(unseen)
     }
 
-    /// Gives the sequence its pictures, all of which are encoded or in the cache.
-    pub(super) fn see(&mut self) -> Result<()> {
+    /// Gives the sequence its pictures, once all of them are encoded or in the cache.
+    pub(super) fn see_if_ready(&mut self) {
+        if self.unseen().is_some() {
+            return;
+        }
         let images = self.pictures.iter().map(Picture::image);
-        self.sequence.set_images(images.collect::<Result<_>>()?);
+        match images.collect() {
+            Ok(images) => self.sequence.set_images(images),
+            Err(error) => self.fail(error),
+        }
         self.sees = true;
-        Ok(())
     }
 
     /// Whether it is done.
@@ -203,6 +210,9 @@ impl Entry {
 
     /// Ends it with an error.
     pub(super) fn fail(&mut self, error: Error) {
+        if matches!(error, Error::Panicked(_)) {
+            tracing::error!("request {}: {error}", self.id);
+        }
         self.end.get_or_insert(End::Failed(error));
     }
 

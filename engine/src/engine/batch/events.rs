@@ -29,7 +29,7 @@ impl Default for BatchOptions {
             max_running: 64,
             cache_tokens: None,
             image_cache_bytes: 256 << 20,
-            idle_ttl: Duration::from_secs(300),
+            idle_ttl: Duration::from_mins(5),
             pixels: PixelBudget::default(),
         }
     }

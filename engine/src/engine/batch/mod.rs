@@ -375,8 +375,8 @@ fn guarded<T>(body: impl FnOnce() -> Result<T>) -> Result<T> {
     })
 }
 
-/// Tokens that the cache is to hold: what was asked for, or what all requests could want and memory has room for,
-/// and one context in any case.
+/// Tokens that the cache is to hold: what was asked for, or what all requests could want and half of the memory has
+/// room for, and one context in any case.
 fn cache_tokens(runner: &Runner, options: &BatchOptions, max_running: usize) -> usize {
     if let Some(tokens) = options.cache_tokens {
         return blocks(tokens.max(1)) * KV_BLOCK;
@@ -385,7 +385,7 @@ fn cache_tokens(runner: &Runner, options: &BatchOptions, max_running: usize) -> 
     let wanted = context.saturating_mul(max_running);
     let per_token = runner.cache_types().bytes_per_token(runner.config()).max(1);
     let room = available_memory().map_or(usize::MAX, |bytes| {
-        let share = usize::try_from(bytes / 4 * 3).unwrap_or(usize::MAX);
+        let share = usize::try_from(bytes / 2).unwrap_or(usize::MAX);
         share.saturating_sub(options.image_cache_bytes) / per_token
     });
     blocks(wanted.min(room).max(context)) * KV_BLOCK

@@ -35,8 +35,8 @@ impl Sight {
         }
     }
 
-    /// Takes the pictures of one of the requests that run a step further: of the one that was begun, or else of the
-    /// oldest.
+    /// Takes the pictures of the requests that run so far that a step is not much longer for it: the picture that was
+    /// begun, then those of the oldest.
     pub(super) fn step(
         &mut self,
         runner: &Runner,
@@ -49,26 +49,31 @@ impl Sight {
         if owner.is_none() {
             self.current = None;
         }
-        let oldest = || running.iter().position(|entry| !entry.sees);
-        let Some(entry) = owner.or_else(oldest).map(|at| &mut running[at]) else {
-            return;
-        };
-        if let Err(error) = guarded(|| self.encode(runner, entry, counts, now)) {
-            self.current = None;
-            entry.fail(error);
+        let mut patches = PATCHES;
+        for at in owner.into_iter().chain(0..running.len()) {
+            let entry = &mut running[at];
+            if entry.sees || entry.has_ended() {
+                continue;
+            }
+            if let Err(error) = guarded(|| self.encode(runner, entry, counts, &mut patches, now)) {
+                self.current = None;
+                entry.fail(error);
+            }
+            entry.see_if_ready();
         }
     }
 
-    /// Takes the pictures of a request through so many blocks that a step is not much longer for it.
+    /// Takes the pictures of a request through blocks of the tower while there are patches left.
     fn encode(
         &mut self,
         runner: &Runner,
         entry: &mut Entry,
         counts: &mut BatchStats,
+        patches: &mut usize,
         now: Instant,
     ) -> Result<()> {
-        let (owner, mut patches) = (entry.id, PATCHES);
-        while patches > 0
+        let owner = entry.id;
+        while *patches > 0
             && let Some(picture) = entry.unseen()
             && let Pixels::Prepared(prepared) = &picture.pixels
         {
@@ -83,28 +88,22 @@ impl Sight {
                     continue;
                 }
             }
-            let encoding = match &mut self.current {
-                Some(current) => &mut current.encoding,
-                None => {
-                    let encoding = runner.begin_image(prepared.patches())?;
-                    let current = Current {
-                        owner,
-                        start,
-                        encoding,
-                    };
-                    &mut self.current.insert(current).encoding
-                }
+            let current = match self.current.take() {
+                Some(current) => current,
+                None => Current {
+                    owner,
+                    start,
+                    encoding: runner.begin_image(prepared.patches())?,
+                },
             };
-            patches = patches.saturating_sub(encoding.patches());
+            let encoding = &mut self.current.insert(current).encoding;
+            *patches = patches.saturating_sub(encoding.patches());
             if let Some(features) = runner.advance_image(encoding)? {
                 let features = Arc::new(features);
                 self.current = None;
                 self.images.remember(picture.key, &features, now);
                 picture.pixels = Pixels::Encoded(features);
             }
-        }
-        if entry.unseen().is_none() {
-            entry.see()?;
         }
         Ok(())
     }
