@@ -260,7 +260,7 @@ impl Form for CompletionForm {
                 parts,
                 tokens,
             } => {
-                if parts.is_empty() && !(self.logprobs && !tokens.is_empty()) {
+                if parts.is_empty() && (tokens.is_empty() || !self.logprobs) {
                     return Vec::new();
                 }
                 let mut piece = self.choice(choice, None);

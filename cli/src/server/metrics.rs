@@ -67,7 +67,8 @@ impl Metrics {
             "Bytes of bodies and pictures in flight",
             in_flight as u64,
         );
-        page.engine(stats);
+        page.gauges(stats);
+        page.counters(stats);
         page.histogram(
             "cider_time_to_first_token_seconds",
             "From the request to its first token",
@@ -122,7 +123,7 @@ impl Page {
         self.sample(name, "", value);
     }
 
-    fn engine(&mut self, stats: &BatchStats) {
+    fn gauges(&mut self, stats: &BatchStats) {
         let gauges = [
             (
                 "requests_waiting",
@@ -154,6 +155,9 @@ impl Page {
         for (name, help, value) in gauges {
             self.one(&format!("cider_{name}"), "gauge", help, value as u64);
         }
+    }
+
+    fn counters(&mut self, stats: &BatchStats) {
         let counters = [
             (
                 "prefix_queries",

@@ -62,7 +62,9 @@ impl Server {
                 if let Some((_, rest)) = line.split_once("listening on http://") {
                     let _ = told.send(rest.split(',').next().unwrap().to_owned());
                 }
-                shared.lock().unwrap().push_str(&format!("{line}\n"));
+                *shared.lock().unwrap() += &(line
+                    + "
+");
             }
         });
         let address = wait_for(&address, &mut child, &log);
@@ -132,10 +134,16 @@ impl Server {
             ]);
         }
         all.extend(headers.iter().copied());
-        let head: String = all
+        let head: Vec<String> = all
             .iter()
-            .map(|(name, value)| format!("{name}: {value}\r\n"))
+            .map(|(name, value)| {
+                format!(
+                    "{name}: {value}
+"
+                )
+            })
             .collect();
+        let head = head.concat();
         [
             format!("{method} {path} HTTP/1.1\r\n{head}\r\n").as_bytes(),
             body,
@@ -426,4 +434,4 @@ fn unchunked(mut bytes: &[u8]) -> Vec<u8> {
 pub(crate) const CHAT: &str = "/v1/chat/completions";
 
 /// The longest that a test waits for anything.
-const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_mins(2);

@@ -15,7 +15,7 @@ fn seeing() -> &'static Server {
     SERVER.get_or_init(|| Server::start(&testdata("vl/late"), ["--ctx", "1024"]))
 }
 
-fn show(parts: Value, more: Value) -> Value {
+fn show(parts: &Value, more: Value) -> Value {
     let mut body = json!({"messages": [{"role": "user", "content": parts}], "max_tokens": 6, "temperature": 0});
     let Value::Object(more) = more else {
         panic!("{more}")
@@ -28,9 +28,9 @@ fn text(text: &str) -> Value {
     json!({"type": "text", "text": text})
 }
 
-fn prompt_tokens(server: &Server, parts: Value) -> u64 {
+fn prompt_tokens(server: &Server, parts: &Value) -> u64 {
     let answer = server
-        .chat(&show(parts, json!({"max_tokens": 1})))
+        .chat(&show(&parts, json!({"max_tokens": 1})))
         .ok()
         .json();
     answer["usage"]["prompt_tokens"].as_u64().unwrap()
@@ -50,10 +50,10 @@ const BLUE: [u8; 3] = [0, 0, 255];
 
 #[test]
 fn c007_c009_a_picture_is_never_answered_with_another() {
-    let ask = |bytes: &[u8]| show(json!([picture(bytes), text("x")]), json!({}));
+    let ask = |bytes: &[u8]| show(&json!([picture(bytes), text("x")]), json!({}));
     let (red, blue) = (ask(&solid(256, 256, RED)), ask(&solid(256, 256, BLUE)));
     let large = ask(&solid(480, 640, BLUE));
-    let words = show(json!([text("x")]), json!({}));
+    let words = show(&json!([text("x")]), json!({}));
     let server = Server::start(&testdata("vl/late"), ["--ctx", "1024"]);
     let fresh = |body: &Value| {
         let server = Server::start(&testdata("vl/late"), ["--ctx", "1024"]);
@@ -78,7 +78,7 @@ fn c007_c009_a_picture_is_never_answered_with_another() {
 
 #[test]
 fn c010_c025_small_pictures_are_read_and_counted() {
-    let none = prompt_tokens(seeing(), json!([text("x")]));
+    let none = prompt_tokens(seeing(), &json!([text("x")]));
     for (height, width, tokens) in [
         (1, 1, 64),
         (2, 2, 64),
@@ -88,7 +88,7 @@ fn c010_c025_small_pictures_are_read_and_counted() {
     ] {
         let parts = json!([picture(&solid(width, height, RED)), text("x")]);
         assert_eq!(
-            prompt_tokens(seeing(), parts.clone()),
+            prompt_tokens(seeing(), &parts),
             none + tokens + 2,
             "{height}x{width}"
         );
@@ -105,7 +105,7 @@ fn c010_c025_small_pictures_are_read_and_counted() {
         seeing().chat(&body).ok().json()["usage"]["prompt_tokens"],
         none + 258
     );
-    prompt_tokens(seeing(), json!([text("still there")]));
+    prompt_tokens(seeing(), &json!([text("still there")]));
 }
 
 /// A picture that is large by its header alone.
@@ -120,7 +120,7 @@ fn claimed(width: u32, height: u32) -> Vec<u8> {
 fn c016_c018_pictures_that_exceed_the_context_are_refused() {
     let photo = picture(&claimed(8000, 6000));
     for parts in [json!([photo, text("x")]), json!([photo, photo, text("x")])] {
-        let (code, _, message) = seeing().chat(&show(parts, json!({}))).refusal(400);
+        let (code, _, message) = seeing().chat(&show(&parts, json!({}))).refusal(400);
         assert!(
             code == "context_length_exceeded" && message.contains("16170")
                 || message.contains("32340"),
@@ -130,14 +130,14 @@ fn c016_c018_pictures_that_exceed_the_context_are_refused() {
     }
     let medium = picture(&solid(768, 768, RED));
     let two = json!([medium, medium, text("compare")]);
-    let (code, _, message) = seeing().chat(&show(two.clone(), json!({}))).refusal(400);
+    let (code, _, message) = seeing().chat(&show(&two, json!({}))).refusal(400);
     assert!(
         code == "context_length_exceeded" && message.contains("1152") && message.contains("1024"),
         "{message}"
     );
     let roomy = Server::start(&testdata("vl/late"), ["--ctx", "2048"]);
-    roomy.chat(&show(two, json!({"max_tokens": 1}))).ok();
-    prompt_tokens(seeing(), json!([text("still there")]));
+    roomy.chat(&show(&two, json!({"max_tokens": 1}))).ok();
+    prompt_tokens(seeing(), &json!([text("still there")]));
 }
 
 #[test]
@@ -176,13 +176,13 @@ fn user(text: &str) -> Value {
 fn c022_c026_what_the_model_does_not_take_is_named() {
     for kind in ["video_url", "input_video"] {
         let part = json!({"type": kind, kind: {"url": "data:,x"}});
-        let (code, _, message) = seeing().chat(&show(json!([part]), json!({}))).refusal(400);
+        let (code, _, message) = seeing().chat(&show(&json!([part]), json!({}))).refusal(400);
         assert!(
             code == "unsupported_parameter" && message.contains(kind),
             "{message}"
         );
     }
-    let body = show(json!([text("a"), picture(&solid(8, 8, RED))]), json!({}));
+    let body = show(&json!([text("a"), picture(&solid(8, 8, RED))]), json!({}));
     let (_, param, message) = tiny().chat(&body).refusal(400);
     assert!(
         param.as_deref() == Some("messages") && message.contains("no vision input"),
@@ -200,7 +200,7 @@ fn c027_pictures_side_by_side_do_not_meet() {
                 [(i * 30) as u8, 200 - (i * 20) as u8, 90],
             );
             show(
-                json!([picture(&bytes), text("x")]),
+                &json!([picture(&bytes), text("x")]),
                 json!({"max_tokens": 24, "logprobs": true}),
             )
         })
@@ -217,8 +217,7 @@ fn c027_pictures_side_by_side_do_not_meet() {
 #[test]
 fn c057_the_same_options_count_beside_pictures() {
     let parts = json!([picture(&solid(64, 64, RED)), text("x")]);
-    let ask =
-        |more: Value| seeing().chat(&show(parts.clone(), more)).ok().json()["choices"][0].clone();
+    let ask = |more: Value| seeing().chat(&show(&parts, more)).ok().json()["choices"][0].clone();
     let greedy = ask(json!({"max_tokens": 8}));
     let content = greedy["message"]["content"].as_str().unwrap();
     assert_eq!(
@@ -245,7 +244,7 @@ fn the_seeds_pictures_bind_to_their_marks() {
     let (red, blue) = (solid(256, 256, RED), solid(256, 256, BLUE));
     let with = |images: Value, content: &str| json!({"messages": [{"role": "user", "content": content}], "images": images, "temperature": 0, "max_tokens": 1});
     let parts = show(
-        json!([text("a"), picture(&red), text("b"), picture(&blue)]),
+        &json!([text("a"), picture(&red), text("b"), picture(&blue)]),
         json!({}),
     );
     let marks = with(
@@ -280,7 +279,7 @@ fn c073_known_formats_are_read_and_others_named() {
         "red-bmp.bmp",
     ] {
         let bytes = fs::read(testdata("images").join(name)).unwrap();
-        prompt_tokens(seeing(), json!([picture(&bytes), text(name)]));
+        prompt_tokens(seeing(), &json!([picture(&bytes), text(name)]));
     }
     for (bytes, name) in [
         (&b"\0\0\0\x1cftypavif\0\0\0\0avifmif1"[..], "AVIF"),
@@ -290,7 +289,7 @@ fn c073_known_formats_are_read_and_others_named() {
         (b"II\x2a\0\x08\0\0\0", "TIFF"),
     ] {
         let (code, _, message) = seeing()
-            .chat(&show(json!([picture(bytes)]), json!({})))
+            .chat(&show(&json!([picture(bytes)]), json!({})))
             .refusal(400);
         assert!(
             code == "invalid_image" && message.contains(name),
@@ -320,7 +319,7 @@ fn c075_broken_pictures_are_refused_by_their_number() {
     ];
     for part in bad {
         let (code, param, message) = seeing()
-            .chat(&show(json!([good, part]), json!({})))
+            .chat(&show(&json!([good, part]), json!({})))
             .refusal(400);
         assert!(
             code == "invalid_image" && message.starts_with("image 2"),
@@ -328,5 +327,5 @@ fn c075_broken_pictures_are_refused_by_their_number() {
         );
         assert_eq!(param.as_deref(), Some("messages[0].content[1]"));
     }
-    prompt_tokens(seeing(), json!([text("still there")]));
+    prompt_tokens(seeing(), &json!([text("still there")]));
 }

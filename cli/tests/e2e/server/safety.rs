@@ -47,7 +47,10 @@ fn c079_keys_hosts_and_origins_are_checked() {
     tiny()
         .ask("GET", "/health", &[("host", "localhost")], b"")
         .ok();
+}
 
+#[test]
+fn c079_keys_are_needed_where_there_are_some() {
     let keys = folder("serve-keys").join("keys");
     fs::write(&keys, "# of the team\nsecret-one\n\nsecret-two\n").unwrap();
     let arguments = [
