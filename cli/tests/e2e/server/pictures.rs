@@ -95,7 +95,7 @@ fn c010_c025_small_pictures_are_read_and_counted() {
     }
     let parts = json!([picture(&solid(512, 512, RED)), text("x")]);
     let mut body = show(
-        parts,
+        &parts,
         json!({"max_tokens": 1, "stream": true, "stream_options": {"include_usage": true}}),
     );
     let (chunks, _) = super::client::events(&seeing().chat(&body).ok().body);
