@@ -359,7 +359,7 @@ fn c045_a_long_prompt_is_told_of_while_it_is_read() {
             "0.2",
         ],
     );
-    let text = "long words ".repeat(6000);
+    let text = "long words ".repeat(3000);
     let body =
         json!({"messages": [{"role": "user", "content": text}], "stream": true, "max_tokens": 2});
     let mut stream = server.connect();
