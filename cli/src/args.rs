@@ -1,7 +1,6 @@
 //! What the program can be asked.
 
 use std::path::PathBuf;
-use std::str::FromStr;
 
 use cider::generate::CacheType;
 use cider::{DType, Head, Quantization, Scheme};
@@ -10,6 +9,7 @@ use clap::builder::{OsStringValueParser, PossibleValuesParser};
 use clap::{Args, Parser, Subcommand};
 
 use crate::failure::Usage;
+use crate::numbers;
 
 /// Runs language and vision-language models with online activation quantisation.
 #[derive(Debug, Parser)]
@@ -55,7 +55,7 @@ pub(crate) struct RunArgs {
     #[command(flatten)]
     pub(crate) device: DeviceOptions,
     /// Tokens a conversation may have [default: what the model was made for, at most 8192]
-    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = positive)]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = numbers::positive)]
     pub(crate) ctx: Option<usize>,
     /// A Jinja file that replaces the model's chat template
     #[arg(long, value_name = "FILE")]
@@ -102,9 +102,15 @@ pub(crate) struct ModelOptions {
 impl ModelOptions {
     /// Refuses options that contradict each other.
     pub(crate) fn check(&self) -> Result<(), Usage> {
-        if self.scheme == Scheme::None && self.group_size.is_some() {
-            let what = "--group-size has no meaning with --scheme none: its weights have no scales";
-            return Err(Usage(what.to_owned()));
+        // 0 asks for no groups, and there are none.
+        let Some(size @ 1..) = self.group_size else {
+            return Ok(());
+        };
+        if self.scheme == Scheme::None {
+            let what = format!(
+                "--group-size {size}: expected 0 with --scheme none, whose weights have no scales to share"
+            );
+            return Err(Usage(what));
         }
         Ok(())
     }
@@ -138,10 +144,10 @@ pub(crate) struct ImageOptions {
 #[derive(Debug, Args)]
 pub(crate) struct ImageBounds {
     /// Enlarge pictures to about the pixels of N tokens; sides are rounded, counts may be lower [default: what the model says]
-    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = positive)]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = numbers::positive)]
     pub(crate) min_image_tokens: Option<usize>,
     /// Shrink pictures to about the pixels of N tokens; sides are rounded, counts may be higher [default: what the model says]
-    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = positive)]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = numbers::positive)]
     pub(crate) max_image_tokens: Option<usize>,
 }
 
@@ -159,7 +165,7 @@ pub(crate) struct DeviceOptions {
     #[arg(long, value_name = "D", default_value = "auto", value_parser = device)]
     pub(crate) device: String,
     /// Threads [default: physical cores, or fewer where a quota says so]
-    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = threads)]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = numbers::threads)]
     pub(crate) threads: Option<usize>,
 }
 
@@ -167,7 +173,7 @@ pub(crate) struct DeviceOptions {
 #[derive(Debug, Args)]
 pub(crate) struct SamplingOptions {
     /// Tokens to generate at most [default: what is left of the context]
-    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = positive)]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = numbers::positive)]
     pub(crate) max_tokens: Option<usize>,
     /// 0 takes the likeliest token [default: what the checkpoint says; else 0, or 1 where --top-p, --top-k or --min-p
     /// is given]
@@ -177,7 +183,7 @@ pub(crate) struct SamplingOptions {
     #[arg(long, value_name = "P", allow_negative_numbers = true)]
     pub(crate) top_p: Option<f32>,
     /// Keep the K likeliest tokens; 0 keeps all
-    #[arg(long, value_name = "K", allow_negative_numbers = true, value_parser = count::<usize>)]
+    #[arg(long, value_name = "K", allow_negative_numbers = true, value_parser = numbers::count)]
     pub(crate) top_k: Option<usize>,
     /// Keep tokens with at least this part of the largest probability
     #[arg(long, value_name = "P", allow_negative_numbers = true)]
@@ -192,7 +198,7 @@ pub(crate) struct SamplingOptions {
     #[arg(long, value_name = "R", allow_negative_numbers = true)]
     pub(crate) frequency_penalty: Option<f32>,
     /// Where the random numbers begin [default: anywhere; it is reported]
-    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = count::<u64>)]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = numbers::seed)]
     pub(crate) seed: Option<u64>,
     /// A text that ends the answer and is not part of it; may be given several times
     #[arg(long, value_name = "S", allow_hyphen_values = true)]
@@ -223,10 +229,10 @@ pub(crate) enum BenchCommand {
 #[derive(Debug, Args)]
 pub(crate) struct AttentionBench {
     /// Prompts: rows x tokens of context, with commas between [default: 512x512, 1536x1536, 128x4096]
-    #[arg(long, value_name = "RxC", value_delimiter = ',', value_parser = shape)]
+    #[arg(long, value_name = "RxC", value_delimiter = ',', allow_hyphen_values = true, value_parser = numbers::prompt)]
     pub(crate) prefill: Vec<[usize; 2]>,
     /// Generated tokens: sequences x tokens of context [default: 1x512, 1x1536, 1x8192, 8x1536]
-    #[arg(long, value_name = "SxC", value_delimiter = ',', value_parser = shape)]
+    #[arg(long, value_name = "SxC", value_delimiter = ',', allow_hyphen_values = true, value_parser = numbers::generated)]
     pub(crate) decode: Vec<[usize; 2]>,
     /// Whose heads, with commas between [default: all]
     #[arg(long, value_name = "MODEL", value_delimiter = ',', value_parser = PossibleValuesParser::new(GEOMETRIES))]
@@ -254,14 +260,14 @@ pub(crate) struct ModelBench {
     /// [default: the small vision model]
     pub(crate) model: Option<PathBuf>,
     /// Tokens of the prompt, with commas between [default: 512,1536, or 300 behind a picture]
-    #[arg(long, value_name = "N", value_delimiter = ',', value_parser = positive)]
+    #[arg(long, value_name = "N", value_delimiter = ',', allow_hyphen_values = true, value_parser = numbers::positive)]
     pub(crate) prompt: Vec<usize>,
     /// Tokens that are generated in each round [default: 32]
-    #[arg(long, value_name = "N", value_parser = positive)]
+    #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = numbers::positive)]
     pub(crate) tokens: Option<usize>,
     /// A picture of this size in front of the prompt. Where --vision-scheme quantises the tower, the divergence of the
     /// text's next tokens from those behind an unquantised tower is measured too
-    #[arg(long, value_name = "WxH", value_parser = picture_size, conflicts_with_all = ["tokens", "peer"])]
+    #[arg(long, value_name = "WxH", allow_hyphen_values = true, value_parser = numbers::picture, conflicts_with_all = ["tokens", "peer"])]
     pub(crate) image: Option<[usize; 2]>,
     #[command(flatten)]
     pub(crate) model_options: ModelOptions,
@@ -278,11 +284,11 @@ pub(crate) struct ModelBench {
 #[derive(Debug, Args)]
 pub(crate) struct LinearBench {
     /// Numbers of rows, with commas between [default: 1,8,32,64,128,512,1024,4096,8192]
-    #[arg(long, value_name = "M", value_delimiter = ',', value_parser = positive)]
+    #[arg(long, value_name = "M", value_delimiter = ',', allow_hyphen_values = true, value_parser = numbers::positive)]
     pub(crate) m: Vec<usize>,
     /// Shapes of weights, output rows x input columns, with commas between [default: 10240x2560, 2560x10240, 3584x3584,
     /// 18944x3584, 3584x18944, 2560x2560]
-    #[arg(long, value_name = "NxK", value_delimiter = ',', value_parser = shape)]
+    #[arg(long, value_name = "NxK", value_delimiter = ',', allow_hyphen_values = true, value_parser = numbers::shape)]
     pub(crate) shape: Vec<[usize; 2]>,
     /// What is measured, with commas between [default: all]
     #[arg(long, value_name = "S", value_delimiter = ',', value_parser = PossibleValuesParser::new(LINEAR_SCHEMES))]
@@ -295,15 +301,18 @@ pub(crate) struct LinearBench {
 #[derive(Debug, Args)]
 pub(crate) struct BenchOptions {
     /// Threads [default: physical cores, or fewer where a quota says so]
-    #[arg(long, value_name = "N", value_parser = threads)]
+    #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = numbers::threads)]
     pub(crate) threads: Option<usize>,
     /// Rounds; in each, everybody runs once [default: 7, or 2 with --quick]
-    #[arg(long, value_name = "N", value_parser = positive)]
+    #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = numbers::rounds)]
     pub(crate) rounds: Option<usize>,
     /// Another program to measure in the same rounds: a command that answers requests as bench/peers/README.md says; may be
     /// given several times
     #[arg(long, value_name = "CMD")]
     pub(crate) peer: Vec<String>,
+    /// Seconds that a peer may take for one answer; one that takes longer is ended, and everybody else goes on
+    #[arg(long, value_name = "S", default_value = "120", allow_hyphen_values = true, value_parser = numbers::seconds)]
+    pub(crate) peer_timeout: u64,
     /// Small shapes and few rounds: to see that everything works, not how fast it is
     #[arg(long)]
     pub(crate) quick: bool,
@@ -343,16 +352,16 @@ pub(crate) struct LogitsArgs {
     #[command(flatten)]
     pub(crate) device: DeviceOptions,
     /// Tokens a sequence may have [default: those of the longest one]
-    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = positive)]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = numbers::positive)]
     pub(crate) ctx: Option<usize>,
     /// A Jinja file that replaces the model's chat template
     #[arg(long, value_name = "FILE")]
     pub(crate) chat_template: Option<PathBuf>,
     /// Prompt tokens computed in one step
-    #[arg(long, value_name = "N", allow_negative_numbers = true, default_value = "128", value_parser = positive)]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, default_value = "128", value_parser = numbers::positive)]
     pub(crate) chunk: usize,
     /// From token N on, tokens run as generated ones, one at a time
-    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = count::<usize>)]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = numbers::count)]
     pub(crate) decode_from: Option<usize>,
     /// Sequences that run in the same steps: one per line as ids with commas, or a JSON list of lists; the first half
     /// of each counts as prompt
@@ -364,7 +373,7 @@ pub(crate) struct LogitsArgs {
 #[group(required = true, multiple = false)]
 pub(crate) struct LogitsInput {
     /// The tokens, with commas between
-    #[arg(long, value_name = "IDS", value_delimiter = ',', allow_hyphen_values = true, value_parser = count::<u32>)]
+    #[arg(long, value_name = "IDS", value_delimiter = ',', allow_hyphen_values = true, value_parser = numbers::token)]
     pub(crate) tokens: Option<Vec<u32>>,
     /// Raw text; control tokens in it count. Each picture stands in it as
     /// `<|vision_start|><|image_pad|><|vision_end|>`, whatever its size
@@ -423,38 +432,6 @@ pub(crate) struct TokenizeInput {
     pub(crate) stdin: bool,
 }
 
-fn positive(text: &str) -> Result<usize, String> {
-    match text.parse() {
-        Ok(0) | Err(_) => Err("expected a whole number above 0".to_owned()),
-        Ok(number) => Ok(number),
-    }
-}
-
-fn count<T: FromStr>(text: &str) -> Result<T, String> {
-    text.parse()
-        .map_err(|_| "expected a whole number, 0 or more".to_owned())
-}
-
-fn shape(text: &str) -> Result<[usize; 2], String> {
-    let sizes = text
-        .split_once('x')
-        .and_then(|(n, k)| Some([positive(n).ok()?, positive(k).ok()?]));
-    sizes.ok_or_else(|| "expected two sizes as in 10240x2560".to_owned())
-}
-
-fn picture_size(text: &str) -> Result<[usize; 2], String> {
-    shape(text).map_err(|_| "expected a width and a height as in 1280x831".to_owned())
-}
-
-fn threads(text: &str) -> Result<usize, String> {
-    let expected = format!("expected a number from 1 to {MAX_THREADS}");
-    let number = positive(text).map_err(|_| expected.clone())?;
-    if number > MAX_THREADS {
-        return Err(expected);
-    }
-    Ok(number)
-}
-
 fn vision_scheme(name: &str) -> Result<Scheme, String> {
     let known = Scheme::ALL.into_iter().find(|scheme| scheme.name() == name);
     known.ok_or_else(|| {
@@ -497,9 +474,6 @@ pub(crate) const LINEAR_SCHEMES: [&str; 8] = [
     "f32",
 ];
 
-/// More threads than any machine has cores.
-const MAX_THREADS: usize = 1024;
-
 const AFTER_HELP: &str = "\
 Environment:
   CIDER_CPU      forces an instruction set: scalar, avx2, avx_vnni, avx512_vnni, avx512_bf16
@@ -525,12 +499,5 @@ mod tests {
         assert!(device("cuda:0").unwrap_err().contains("not in this build"));
         assert!(device("metal").unwrap_err().contains("only cpu"));
         assert!(device("cpu:0").is_err() && device("tpu").is_err());
-    }
-
-    #[test]
-    fn counts_are_above_zero() {
-        assert_eq!(positive("3"), Ok(3));
-        assert!(positive("0").is_err() && positive("-1").is_err() && positive("x").is_err());
-        assert!(threads("1025").is_err());
     }
 }

@@ -1,12 +1,12 @@
 //! Ctrl-C and other signals, where they do not simply end the program.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::{io, process, thread};
 
 use cider::Cancel;
 use signal_hook::consts::{SIGINT, SIGTERM};
-use signal_hook::iterator::{Handle, Signals};
+use signal_hook::iterator::Signals;
 use signal_hook::{flag, low_level};
 
 /// Ctrl-C in a chat: it ends the answer that runs; where none does, and the second time, it ends the program.
@@ -45,7 +45,9 @@ pub(crate) fn whole<T>(work: impl FnOnce() -> T) -> io::Result<T> {
         flag::register_conditional_default(signal, Arc::clone(&done))?;
         flag::register_usize(signal, Arc::clone(&came), signal as usize)?;
     }
+    let unfinished = lock(&UNFINISHED);
     let result = work();
+    drop(unfinished);
     done.store(true, Ordering::SeqCst);
     if let Ok(signal @ 1..) = i32::try_from(came.load(Ordering::SeqCst)) {
         low_level::emulate_default_handler(signal)?;
@@ -54,32 +56,62 @@ pub(crate) fn whole<T>(work: impl FnOnce() -> T) -> io::Result<T> {
 }
 
 /// Something that is done before a signal ends the program, for as long as this lives.
-pub(crate) struct Cleaner(Handle);
+pub(crate) struct Cleaner(u64);
 
 impl Cleaner {
-    /// From now on `clean` is called first.
+    /// From now on `clean` is called before a signal ends the program, after those that came later.
     pub(crate) fn new(clean: impl Fn() + Send + 'static) -> io::Result<Self> {
-        let mut signals = Signals::new([SIGINT, SIGTERM])?;
-        let handle = signals.handle();
-        thread::Builder::new()
-            .name("signals".to_owned())
-            .spawn(move || {
-                if let Some(signal) = signals.forever().next() {
-                    clean();
-                    // What cannot be emulated is ended all the same.
-                    let _ = low_level::emulate_default_handler(signal);
-                    process::exit(128 + signal);
-                }
-            })?;
-        Ok(Self(handle))
+        let mut all = lock(&CLEANERS);
+        if all.next == 0 {
+            let signals = Signals::new([SIGINT, SIGTERM])?;
+            thread::Builder::new()
+                .name("signals".to_owned())
+                .spawn(move || end_by_signal(signals))?;
+        }
+        all.next += 1;
+        let id = all.next;
+        all.cleaners.push((id, Box::new(clean)));
+        Ok(Self(id))
     }
 }
 
 impl Drop for Cleaner {
     fn drop(&mut self) {
-        self.0.close();
+        lock(&CLEANERS).cleaners.retain(|(id, _)| *id != self.0);
     }
 }
+
+fn end_by_signal(mut signals: Signals) {
+    let Some(signal) = signals.forever().next() else {
+        return;
+    };
+    for (_, clean) in lock(&CLEANERS).cleaners.iter().rev() {
+        clean();
+    }
+    let _finished = lock(&UNFINISHED);
+    // What cannot be emulated is ended all the same.
+    let _ = low_level::emulate_default_handler(signal);
+    process::exit(128 + signal);
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What is done before a signal ends the program: all of it by one thread, so that none is cut by another's end.
+struct Cleaners {
+    /// Numbers given out so far; the thread that listens is there from the first.
+    next: u64,
+    cleaners: Vec<(u64, Box<dyn Fn() + Send>)>,
+}
+
+static CLEANERS: Mutex<Cleaners> = Mutex::new(Cleaners {
+    next: 0,
+    cleaners: Vec::new(),
+});
+
+/// Held by work that must not be cut.
+static UNFINISHED: Mutex<()> = Mutex::new(());
 
 /// The exit code of a program that was interrupted, as shells give it.
 const INTERRUPTED: i32 = 130;

@@ -10,8 +10,10 @@ mod interrupt;
 mod log;
 mod memory;
 mod model;
+mod numbers;
 mod pictures;
 mod progress;
+mod targets;
 
 use std::process::ExitCode;
 

@@ -1,9 +1,11 @@
-//! Files that others wrote: only regular ones are read, and names are shown on one line.
+//! Files that others wrote: only regular ones are read, and names are shown on one line. Files that we write: they
+//! appear whole or not at all, and replace nothing that is no regular file.
 
 use std::fmt::{self, Write as _};
 use std::fs::{self, File};
 use std::io::{self, Read as _};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::process;
 
 use cider_kernels::MappedFile;
 
@@ -86,14 +88,85 @@ pub enum Unread {
     TooLong(u64),
 }
 
-/// Refuses to replace what is there and is no regular file.
+/// The file that is written when `path` is: links are followed, so that a link stays one.
+///
+/// Two paths that lead to one file give the same target.
 ///
 /// # Errors
-/// When a folder, a device, a pipe or a socket is there.
-pub fn check_target(path: &Path) -> io::Result<()> {
+/// When the name is none of a file, its folder is not there, a link leads nowhere, or what is there is no regular file.
+pub fn target(path: &Path) -> io::Result<PathBuf> {
     match fs::metadata(path) {
-        Ok(there) => check_regular(&there),
-        Err(_) => Ok(()),
+        Ok(there) => {
+            check_regular(&there)?;
+            return fs::canonicalize(path);
+        }
+        Err(_) if fs::symlink_metadata(path).is_ok_and(|there| there.is_symlink()) => {
+            let what = "a link that leads nowhere";
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
+        }
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        Err(_) => {}
+    }
+    let Some(name) = path.file_name() else {
+        let what = "not the name of a file";
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
+    };
+    let folder = path
+        .parent()
+        .filter(|folder| !folder.as_os_str().is_empty())
+        .unwrap_or(Path::new("."));
+    Ok(fs::canonicalize(folder)?.join(name))
+}
+
+/// Refuses a path to which [`replace`] could not write, as far as that can be seen now: a file is begun beside it, and
+/// taken away. Gives its [`target`].
+///
+/// # Errors
+/// As [`target`], and when the system refuses the file beside it.
+pub fn check_target(path: &Path) -> io::Result<PathBuf> {
+    let target = target(path)?;
+    let (part, _) = begin(&target)?;
+    fs::remove_file(&part)?;
+    Ok(target)
+}
+
+/// Puts a file at `path`, or in the place of the one there: `write` fills a file beside it, which takes its place once
+/// its bytes are on the disk. Until then, and where anything fails, what was there stays.
+///
+/// # Errors
+/// As [`target`], those of `write`, and when the system refuses.
+pub fn replace(path: &Path, write: impl FnOnce(&mut File) -> io::Result<()>) -> io::Result<()> {
+    let target = target(path)?;
+    let (part, mut file) = begin(&target)?;
+    let replaced = write(&mut file)
+        .and_then(|()| file.sync_all())
+        .and_then(|()| fs::rename(&part, &target))
+        .and_then(|()| sync_folder(&target));
+    if replaced.is_err() {
+        // Already failing: what matters is the first error.
+        let _ = fs::remove_file(&part);
+    }
+    replaced
+}
+
+/// Begins a file in the same folder, where alone renaming is one step. Its name is short, as a file may have the
+/// longest name there is, and nobody else's: what another process left or still writes is passed by.
+fn begin(target: &Path) -> io::Result<(PathBuf, File)> {
+    for count in 0.. {
+        let part = target.with_file_name(format!(".cider-{}-{count}.part", process::id()));
+        match File::create_new(&part) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists && count < MOST_PARTS => {}
+            made => return made.map(|file| (part, file)),
+        }
+    }
+    Err(io::ErrorKind::AlreadyExists.into())
+}
+
+/// Puts the new name itself on the disk. Some systems cannot open folders; there it is their matter.
+fn sync_folder(target: &Path) -> io::Result<()> {
+    match target.parent().map(File::open) {
+        Some(Ok(folder)) => folder.sync_all(),
+        _ => Ok(()),
     }
 }
 
@@ -128,9 +201,14 @@ fn check_regular(metadata: &fs::Metadata) -> io::Result<()> {
     Err(io::Error::new(io::ErrorKind::InvalidInput, what))
 }
 
+/// Unfinished files of processes of one number that a folder may hold.
+const MOST_PARTS: u32 = 1000;
+
 #[cfg(test)]
 mod tests {
-    use std::{env, process};
+    use std::env;
+    use std::io::Write as _;
+    use std::os::unix::fs::symlink;
 
     use super::*;
 
@@ -159,5 +237,66 @@ mod tests {
         assert_eq!(read(&path, 4).unwrap(), b"four");
         assert!(matches!(read(&path, 3), Err(Unread::TooLong(4))));
         fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn a_link_stays_and_what_it_names_is_replaced() {
+        let folder = env::temp_dir().join(format!("cider-files-link-{}", process::id()));
+        fs::create_dir_all(folder.join("inner")).unwrap();
+        let (file, link) = (folder.join("file"), folder.join("inner/link"));
+        fs::write(&file, "before").unwrap();
+        symlink("../file", &link).unwrap();
+        let failed = replace(&link, |file| {
+            file.write_all(b"half")?;
+            Err(io::Error::other("no luck"))
+        });
+        assert_eq!(failed.unwrap_err().to_string(), "no luck");
+        assert_eq!(fs::read(&file).unwrap(), b"before");
+        assert_eq!(check_target(&link).unwrap(), target(&file).unwrap());
+        replace(&link, |file| file.write_all(b"after")).unwrap();
+        assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+        assert_eq!(fs::read(&file).unwrap(), b"after");
+        let names = fs::read_dir(&folder).unwrap().count()
+            + fs::read_dir(folder.join("inner")).unwrap().count();
+        assert_eq!(names, 3, "nothing is left beside them");
+        fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn targets_are_one_for_all_spellings_and_none_where_nothing_can_be_written() {
+        let folder = env::temp_dir().join(format!("cider-files-target-{}", process::id()));
+        fs::create_dir_all(folder.join("inner")).unwrap();
+        let plain = target(&folder.join("new")).unwrap();
+        assert_eq!(target(&folder.join("inner/../new")).unwrap(), plain);
+        assert_eq!(target(&folder.join("./new")).unwrap(), plain);
+        symlink("nowhere", folder.join("dangling")).unwrap();
+        symlink("loop", folder.join("loop")).unwrap();
+        symlink("/dev/null", folder.join("device")).unwrap();
+        for (name, what) in [
+            ("dangling", "leads nowhere"),
+            ("loop", "leads nowhere"),
+            ("device", "not a regular file"),
+            ("inner", "a folder"),
+            ("inner/..", "a folder"),
+            ("missing/file", "No such file"),
+            ("missing/..", "not the name of a file"),
+        ] {
+            let path = folder.join(name);
+            let refused = check_target(&path).unwrap_err().to_string();
+            assert!(refused.contains(what), "{name}: {refused}");
+            let refused = replace(&path, |_| Ok(())).unwrap_err().to_string();
+            assert!(refused.contains(what), "{name}: {refused}");
+        }
+        assert!(
+            fs::symlink_metadata(folder.join("dangling"))
+                .unwrap()
+                .is_symlink()
+        );
+        assert!(!fs::metadata("/dev/null").unwrap().is_file());
+        // The longest name that there can be.
+        let long = folder.join("x".repeat(255));
+        check_target(&long).unwrap();
+        replace(&long, |file| file.write_all(b"1")).unwrap();
+        fs::remove_dir_all(&folder).unwrap();
     }
 }

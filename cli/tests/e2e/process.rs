@@ -312,7 +312,7 @@ fn a_signal_while_a_file_is_written_leaves_it_whole_or_not_there() {
         .spawn()
         .unwrap();
     // The trial of the path makes and removes the same name: what is written has a size.
-    let temporary = folder.join(format!(".out.{}.tmp", child.id()));
+    let temporary = folder.join(format!(".cider-{}-0.part", child.id()));
     while !fs::metadata(&temporary).is_ok_and(|file| file.len() > 0) && !output.exists() {
         assert!(child.try_wait().unwrap().is_none(), "it ended");
         thread::sleep(Duration::from_millis(1));

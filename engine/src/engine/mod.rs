@@ -24,7 +24,7 @@ use self::image_cache::ImageCache;
 use self::opening::Opening;
 use self::request::Output;
 pub use self::request::{Cancel, Event, Generation, Request};
-pub use self::text_side::TextSide;
+pub use self::text_side::{ChatPrompt, TextSide};
 pub use self::vision_side::{ImageTimes, VisionSide};
 use crate::error::{Error, Result};
 use crate::generate::{

@@ -27,7 +27,7 @@ pub use memory::available_memory;
 pub(crate) use prefix_digest::{PlacedDigest, PrefixDigest, prefix_digests};
 pub(crate) use runner::LoadTimes;
 pub use runner::{DEFAULT_CONTEXT, Runner, RunnerOptions};
-pub use sampler::{History, Sampler};
+pub use sampler::{History, Sampler, argmax};
 pub use sampling_params::SamplingParams;
 pub(crate) use scheduler::{Plan, Runnable, Scheduler, Share, blocks};
 pub use sequence::Sequence;

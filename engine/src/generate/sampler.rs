@@ -293,8 +293,9 @@ impl Sampler {
     }
 }
 
-/// The largest, the lowest id of several.
-fn argmax(logits: &[f32]) -> u32 {
+/// The id of the largest logit, the lowest of several; a NaN is never the largest.
+#[must_use]
+pub fn argmax(logits: &[f32]) -> u32 {
     let mut best = (0, f32::NEG_INFINITY);
     for (id, &logit) in (0_u32..).zip(logits) {
         if logit > best.1 {
@@ -479,6 +480,8 @@ mod tests {
         assert_eq!(draw(&greedy, &[1.0, 3.0, -2.0, 3.0], 1), [1]);
         assert_eq!(draw(&greedy, &[-5.0, -4.0, -4.0], 1), [1]);
         assert_eq!(draw(&greedy, &[f32::MIN, f32::MIN], 1), [0]);
+        assert_eq!(argmax(&[0.0, 2.0, 2.0]), 1);
+        assert_eq!(argmax(&[f32::NAN, f32::NEG_INFINITY, -1.0, f32::NAN]), 2);
     }
 
     #[test]

@@ -15,7 +15,7 @@ use super::tensor::{Encoding, Entry, RowOrder, TensorMap};
 use crate::error::{Error, Result};
 use crate::files;
 
-pub use write::{Tensor, check_writable, write};
+pub use write::{Tensor, write};
 
 /// The element types of the format that are known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::{env, fs, process};
 
 use cider::generate::{
-    Logits, PromptImage, RunnerOptions, SamplingParams, Sequence, Work, find_images,
+    Logits, PromptImage, RunnerOptions, SamplingParams, Sequence, Work, argmax, find_images,
 };
 use cider::image::{ImageLimits, ImageSize, ImageSource, PixelBudget, RgbImage};
 use cider::text::{Content, Message, Part, RenderOptions, Role};
@@ -368,11 +368,6 @@ pub(crate) fn greedy(engine: &mut Engine, seen: &Seen, tokens: usize) -> (Vec<u3
     let generated = sequence.generated().to_vec();
     runner.release(&mut sequence);
     (generated, chosen)
-}
-
-fn argmax(logits: &[f32]) -> u32 {
-    let most = logits.iter().copied().fold(f32::MIN, f32::max);
-    logits.iter().position(|&value| value == most).unwrap() as u32
 }
 
 /// The last row of logits.

@@ -1,6 +1,7 @@
 //! The way of new keys and values into the cache.
 
 use super::CpuBackend;
+use super::block::LINE;
 use super::raw::Shared;
 use super::rows::{Factors, OutRows, load_row};
 use super::simd::{Kernel, LANES, Simd};
@@ -70,6 +71,7 @@ impl Kernel for Append<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let cols = self.x.cols();
+        self.fetch(s);
         load_row(
             s,
             self.x,
@@ -84,6 +86,32 @@ impl Kernel for Append<'_> {
                     let values = &self.floats[at..at + self.head_size.next_multiple_of(LANES)];
                     quantize(s, values, self.head_size, row, (*data, *scales));
                 }
+            }
+        }
+    }
+}
+
+impl Append<'_> {
+    /// Asks for all that is written at once: the heads lie far apart, and a store after the other would wait.
+    #[inline(always)]
+    fn fetch<S: Simd>(&self, s: S) {
+        for head in 0..self.x.cols() / self.head_size {
+            let row = self.first + head * KV_BLOCK;
+            let (first, bytes) = match self.out {
+                // SAFETY: the slot was checked: the row exists, and it is this thread's.
+                Out::Float(out) => unsafe {
+                    (
+                        out.tile(row, 0).cast_const(),
+                        self.head_size * out.dtype.size(),
+                    )
+                },
+                // SAFETY: as above.
+                Out::I8(data, _) => unsafe {
+                    (data.at(row * self.head_size).cast_const(), self.head_size)
+                },
+            };
+            for at in (0..bytes).step_by(LINE) {
+                s.prefetch(first.wrapping_add(at));
             }
         }
     }

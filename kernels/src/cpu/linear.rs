@@ -125,8 +125,8 @@ impl<'a> Job<'a> {
         };
         let at_once = match (isa, panels.each) {
             (Isa::Scalar, _) => 1,
-            (_, 1) => 4,
             _ if isa.is_wide() => 2,
+            (_, 1) => 4,
             _ => 1,
         };
         let format = weights.format;
@@ -399,13 +399,15 @@ impl Task<'_> {
     fn tiles<S: Simd, P: Product>(&self, first: usize, columns: &Range<usize>) -> Tiles {
         let job = self.job;
         let left = self.tiles.end - first;
-        let of_one = if P::INTEGERS {
-            S::INT_TILES_OF_ONE
-        } else {
-            S::TILES_OF_ONE
+        let each = step_columns(job.weights.format);
+        let of_one = match P::INTEGERS {
+            true => S::INT_TILES_OF_ONE,
+            // Two streams of a thread are read faster than four, unless sums wait for themselves: one for each
+            // output, and four products for each line of weights.
+            false if S::WIDE && !(job.per_channel && each * LANES > P::BYTES) => 2,
+            false => S::TILES_OF_ONE,
         };
         let single = job.panels.each == 1 && left >= of_one;
-        let each = step_columns(job.weights.format);
         let start = columns.start / each;
         let group = if job.grouped {
             columns.start / job.group_size * LANES

@@ -240,6 +240,17 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     unsafe fn store_pairs(self, p: *mut u8, first: Self::F, second: Self::F);
     /// Lane j of vector i becomes lane i of vector j.
     fn transpose(self, rows: [Self::F; LANES]) -> [Self::F; LANES];
+    /// The sum of the lanes of each vector, as [`Simd::reduce_add`] adds them; vector `i` becomes lane `i`.
+    #[inline(always)]
+    fn reduce_add_each(self, vectors: [Self::F; LANES]) -> Self::F {
+        let mut lanes = self.transpose(vectors);
+        for half in [8, 4, 2, 1] {
+            for lane in 0..half {
+                lanes[lane] = self.add(lanes[lane], lanes[lane + half]);
+            }
+        }
+        lanes[0]
+    }
 }
 
 /// Work that is compiled once per instruction set.

@@ -76,6 +76,11 @@ impl Pool {
         assert!(own.is_ok() && !failed, "a task of the thread pool panicked");
     }
 
+    /// The first of `tasks` tasks that are dealt to `worker`.
+    pub(crate) fn begins(&self, worker: usize, tasks: usize) -> usize {
+        first_of(worker, self.threads(), tasks)
+    }
+
     fn wake(&self) {
         if self.shared.sleeping.load(Ordering::SeqCst) > 0 {
             self.shared.wakes.fetch_add(1, Ordering::Relaxed);
@@ -159,7 +164,8 @@ impl Shared {
         let body: Body =
             unsafe { std::mem::transmute::<&(dyn Fn(usize, usize) + Sync), Body>(body) };
         for (worker, range) in self.ranges[..threads].iter().enumerate() {
-            range.set(tasks * worker / threads, tasks * (worker + 1) / threads);
+            let first = |worker| first_of(worker, threads, tasks);
+            range.set(first(worker), first(worker + 1));
         }
         self.done.store(0, Ordering::Relaxed);
         // SAFETY: the gate is closed and all workers of the last epoch are done: nobody reads `job`.
@@ -276,6 +282,11 @@ impl Shared {
             self.sleeping.fetch_sub(1, Ordering::SeqCst);
         }
     }
+}
+
+/// The first task of a thread's part: the parts are equal.
+fn first_of(worker: usize, threads: usize, tasks: usize) -> usize {
+    tasks * worker / threads
 }
 
 /// Tasks `start..end` as `end << 32 | start`, in a cache line of their own.

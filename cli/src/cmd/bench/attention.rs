@@ -1,17 +1,16 @@
 //! `cider bench attention`.
 
-use std::fs;
 use std::path::Path;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result};
 use cider_kernels::{Caches, DType, Phase};
 use serde_json::json;
 
 use super::attention_work::{AttentionWork, Exact, Geometry, Load, MATRICES, STEP, cache_types};
-use super::peer::{Exchange, Peer};
+use super::contest::{self, Contender};
+use super::peer::{Exchange, Peers, Question};
 use super::record::{self, Place, Row};
-use super::roofline::Cost;
-use super::sample::{Sample, relative_error};
+use super::sample::Sample;
 use super::timing::{self, Spread};
 use super::{Bench, check_room, values};
 use crate::args::AttentionBench;
@@ -23,7 +22,7 @@ pub(super) fn run(args: &AttentionBench) -> Result<()> {
     check_room("caches of so many tokens", plan.elements())?;
     let mut bench = Bench::new(&args.options)?;
     let threads = bench.backend.threads();
-    let mut peers = Peer::start_all(&args.options.peer, "attention", threads)?;
+    let mut peers = Peers::start(&args.options, "attention", threads)?;
     let folder = Exchange::new()?;
     for (i, &(name, geometry)) in plan.geometries.iter().enumerate() {
         if i == plan.geometries.len() / 2 {
@@ -40,7 +39,8 @@ pub(super) fn run(args: &AttentionBench) -> Result<()> {
             bench.rows.extend(rows);
         }
     }
-    bench.finish("attention")
+    drop(folder);
+    bench.finish("attention", peers)
 }
 
 /// What is measured.
@@ -61,12 +61,6 @@ impl Plan {
         let named = !args.prefill.is_empty() || !args.decode.is_empty();
         let prefill = if named { &args.prefill } else { prefill };
         let decode = if named { &args.decode } else { decode };
-        for &[rows, context] in prefill {
-            if rows > context {
-                let what = format!("--prefill {rows}x{context}: more rows than tokens of context");
-                return Err(Usage(what).into());
-            }
-        }
         let prompts = prefill.iter().map(|&[rows, context]| Load {
             phase: Phase::Prompt,
             sequences: 1,
@@ -123,61 +117,40 @@ fn measure(
     bench: &Bench<'_>,
     plan: &Plan,
     (name, geometry, load): (&str, Geometry, Load),
-    peers: &mut [Peer],
+    peers: &mut Peers,
     folder: &Path,
 ) -> Result<Vec<Row>> {
-    let place = |variant: &str, (cost, spread): (Cost, Spread)| {
-        let mut row = row(name, load, cost, spread);
-        variant.clone_into(&mut row.variant);
-        row
-    };
-    tracing::info!(
-        "{}",
-        place("", (Cost::NOTHING, Spread::new(vec![0.0])))
-            .place
-            .label
-    );
+    tracing::info!("{}", place(name, load).label);
     let exact = Exact::new(geometry, load);
     let beyond = 4 * Caches::detect().last;
-    let (mut works, mut errors) = (Vec::new(), Vec::new());
+    let (mut works, mut contenders) = (Vec::new(), Vec::new());
     for &dtype in &plan.caches {
         let mut work = AttentionWork::new(&bench.backend, geometry, load, dtype)?;
-        errors.push(work.check(&exact)?);
+        let error = work.check(&exact)?;
         work.rotate(&bench.best(), beyond)?;
+        contenders.push(Contender::ours(
+            &format!("kv {dtype}"),
+            work.cost(),
+            Some(error),
+        ));
         works.push(work);
     }
-    let able = prepare_peers(peers, (geometry, load), &exact, folder)?;
-    let count = works.len() + able.len();
-    let spreads = timing::interleave(count, bench.rounds(), |contender, repetitions| {
-        if let Some(work) = works.get_mut(contender) {
-            return timing::seconds(repetitions, || work.run());
-        }
-        let (peer, _) = able[contender - plan.caches.len()];
-        peers[peer].run(json!({ "repetitions": repetitions }), repetitions)
+    for (peer, error) in check_peers(peers, (geometry, load), &exact, folder)? {
+        let is_wide = peers.get(peer).variant.contains("32");
+        let like = plan
+            .caches
+            .iter()
+            .position(|&dtype| (dtype == DType::F32) == is_wide);
+        let cost = works[like.unwrap_or(0)].cost();
+        contenders.push(Contender::theirs(peers, peer, cost, Some(error)));
+    }
+    let found = contest::measure(bench, peers, contenders, |number, repetitions| {
+        timing::seconds(repetitions, || works[number].run())
     })?;
-    let mut rows = Vec::new();
-    let (ours, theirs) = spreads.split_at(works.len());
-    for ((work, &spread), (dtype, error)) in
-        works.iter().zip(ours).zip(plan.caches.iter().zip(errors))
-    {
-        rows.push(Row {
-            relative_error: Some(error),
-            ..place(&format!("kv {dtype}"), (work.cost(), spread))
-        });
-    }
-    for (&(peer, error), &spread) in able.iter().zip(theirs) {
-        let peer = &peers[peer];
-        let like = works.iter().zip(&plan.caches).min_by_key(|(_, dtype)| {
-            let is_f32 = **dtype == DType::F32;
-            is_f32 != peer.variant.contains("32")
-        });
-        let cost = like.map_or(Cost::NOTHING, |(work, _)| work.cost());
-        rows.push(Row {
-            who: peer.name.clone(),
-            relative_error: Some(error),
-            ..place(&peer.variant, (cost, spread))
-        });
-    }
+    let mut rows: Vec<Row> = found
+        .iter()
+        .map(|(contender, spread)| row(peers, (name, load), contender, *spread))
+        .collect();
     // f32 peers to our f32 cache, others to our bf16 one, everybody of ours to our first.
     record::compare(&mut rows, |variant| {
         if variant.contains("32") {
@@ -189,37 +162,38 @@ fn measure(
     Ok(rows)
 }
 
-fn row(name: &str, load: Load, cost: Cost, spread: Spread) -> Row {
-    let Load {
-        phase,
-        sequences,
-        rows,
-        context,
-    } = load;
-    let (what, count) = match phase {
-        Phase::Prompt => ("prefill", rows),
-        Phase::Generated => ("decode", sequences),
-    };
-    let place = Place {
+fn phase_of(load: Load) -> (&'static str, usize) {
+    match load.phase {
+        Phase::Prompt => ("prefill", load.rows),
+        Phase::Generated => ("decode", load.sequences),
+    }
+}
+
+fn place(name: &str, load: Load) -> Place {
+    let ((what, count), context) = (phase_of(load), load.context);
+    Place {
         label: format!("{name} {what} {count} at {context}"),
         plot: format!("{name} {what}"),
         x: context,
-    };
+    }
+}
+
+fn row(peers: &Peers, (name, load): (&str, Load), contender: &Contender, spread: Spread) -> Row {
     let shape = [
-        ("sequences", sequences),
-        ("rows", rows),
-        ("context", context),
+        ("sequences", load.sequences),
+        ("rows", load.rows),
+        ("context", load.context),
     ];
-    let mut row = Row::new("attention", shape, place, (cost, spread));
+    let mut row = contender.row(peers, "attention", (shape, place(name, load)), spread);
     row.more.insert("model".to_owned(), name.into());
-    row.more.insert("phase".to_owned(), what.into());
+    row.more.insert("phase".to_owned(), phase_of(load).0.into());
     row
 }
 
 /// Has each peer do the work once and checks its answer; gives those that can do it, with their errors. One sequence
 /// is what they are asked for.
-fn prepare_peers(
-    peers: &mut [Peer],
+fn check_peers(
+    peers: &mut Peers,
     (geometry, load): (Geometry, Load),
     exact: &Exact,
     folder: &Path,
@@ -244,33 +218,27 @@ fn prepare_peers(
             .with_context(|| file.display().to_string())?;
     }
     let out = folder.join("y");
-    let mut able = Vec::new();
-    for (i, peer) in peers.iter_mut().enumerate() {
-        let request = json!({
-            "work": "attention", "rows": load.rows, "context": load.context, "heads": heads, "kv_heads": kv_heads,
-            "head_size": head_size, "queries": files[0], "keys": files[1], "values": files[2], "out": out,
-        });
-        if peer.prepare(request)?.is_none() {
-            continue;
-        }
+    let read = |path: &Path| {
         let mut got = Vec::new();
         for &(row, head) in &exact.places {
             let sample = Sample {
                 rows: vec![row],
                 cols: (head * head_size..(head + 1) * head_size).collect(),
             };
-            let read = sample.read(&out, [load.rows, heads * head_size]);
-            got.extend(read.with_context(|| format!("{peer}: its answer"))?);
+            got.extend(sample.read(path, [load.rows, heads * head_size])?);
         }
-        let error = relative_error(&got, &exact.values);
-        ensure!(
-            error <= PEER_LIMIT,
-            "{peer}: its answer is wrong by {error:.2e} of the largest value, the limit is {PEER_LIMIT}"
-        );
-        able.push((i, error));
-        fs::remove_file(&out).with_context(|| out.display().to_string())?;
-    }
-    Ok(able)
+        Ok(got)
+    };
+    peers.check(&Question {
+        request: json!({
+            "work": "attention", "rows": load.rows, "context": load.context, "heads": heads, "kv_heads": kv_heads,
+            "head_size": head_size, "queries": files[0], "keys": files[1], "values": files[2], "out": out,
+        }),
+        out: &out,
+        expected: &exact.values,
+        read: &read,
+        limit: &|_| PEER_LIMIT,
+    })
 }
 
 /// Heads of the models that are measured.

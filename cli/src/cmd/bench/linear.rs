@@ -1,17 +1,15 @@
 //! `cider bench linear`.
 
-use std::fs;
 use std::path::Path;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result};
 use cider_kernels::Caches;
 use serde_json::json;
 
+use super::contest::{self, Contender};
 use super::linear_work::{Exact, LinearWork, PRODUCT, Scheme, Task};
-use super::peer::{Exchange, Peer};
+use super::peer::{Exchange, Peers, Question};
 use super::record::{self, Place, Row};
-use super::roofline::Cost;
-use super::sample::relative_error;
 use super::timing::{self, Spread};
 use super::{Bench, check_room, or, values};
 use crate::args::{LINEAR_SCHEMES, LinearBench};
@@ -22,7 +20,7 @@ pub(super) fn run(args: &LinearBench) -> Result<()> {
     check_room("layers of these shapes and rows", plan.elements())?;
     let mut bench = Bench::new(&args.options)?;
     let threads = bench.backend.threads();
-    let mut peers = Peer::start_all(&args.options.peer, "linear", threads)?;
+    let mut peers = Peers::start(&args.options, "linear", threads)?;
     let folder = Exchange::new()?;
     for (i, &shape) in plan.shapes.iter().enumerate() {
         if i == plan.shapes.len() / 2 {
@@ -30,7 +28,8 @@ pub(super) fn run(args: &LinearBench) -> Result<()> {
         }
         measure_shape(&mut bench, &plan, shape, &mut peers, folder.path())?;
     }
-    bench.finish("linear")
+    drop(folder);
+    bench.finish("linear", peers)
 }
 
 /// What is measured.
@@ -74,7 +73,7 @@ fn measure_shape(
     bench: &mut Bench<'_>,
     plan: &Plan,
     shape: [usize; 2],
-    peers: &mut [Peer],
+    peers: &mut Peers,
     folder: &Path,
 ) -> Result<()> {
     let backend = bench.backend.clone();
@@ -92,7 +91,7 @@ fn measure_shape(
     }
     for &m in &plan.m {
         tracing::info!("{n}x{k}, M = {m}");
-        let rows = measure(bench.rounds(), plan, m, &mut work, (&mut *peers, folder))?;
+        let rows = measure(bench, plan, m, &mut work, (&mut *peers, folder))?;
         bench.rows.extend(rows);
     }
     Ok(())
@@ -100,11 +99,11 @@ fn measure_shape(
 
 /// Checks, then times, everybody at `m` rows.
 fn measure(
-    rounds: usize,
+    bench: &Bench<'_>,
     plan: &Plan,
     m: usize,
     work: &mut LinearWork<'_>,
-    (peers, folder): (&mut [Peer], &Path),
+    (peers, folder): (&mut Peers, &Path),
 ) -> Result<Vec<Row>> {
     let exact = Exact::new(work, m);
     let tasks: Vec<Task> = plan
@@ -112,53 +111,33 @@ fn measure(
         .iter()
         .flat_map(|scheme| scheme.tasks())
         .collect();
-    let mut errors = Vec::new();
+    let mut contenders = Vec::new();
     for &task in &tasks {
-        errors.push(work.check(task, m, &exact)?);
+        let error = work.check(task, m, &exact)?;
+        contenders.push(Contender::ours(task.name(), work.cost(task, m)?, error));
     }
-    let able = prepare_peers(peers, work, m, &exact, folder)?;
-    let count = tasks.len() + able.len();
-    let spreads = timing::interleave(count, rounds, |contender, repetitions| {
-        if let Some(&task) = tasks.get(contender) {
-            work.quantize(m)?;
-            return timing::seconds(repetitions, || work.run(task, m));
-        }
-        let (peer, _) = able[contender - tasks.len()];
-        peers[peer].run(json!({ "repetitions": repetitions }), repetitions)
+    for (peer, error) in check_peers(peers, work, m, &exact, folder)? {
+        let cost = work.nominal_cost(Scheme::like(&peers.get(peer).variant), m);
+        contenders.push(Contender::theirs(peers, peer, cost, Some(error)));
+    }
+    let found = contest::measure(bench, peers, contenders, |number, repetitions| {
+        work.quantize(m)?;
+        timing::seconds(repetitions, || work.run(tasks[number], m))
     })?;
-    let (ours, theirs) = spreads.split_at(tasks.len());
-    let mut rows = Vec::new();
-    for ((task, &spread), error) in tasks.iter().zip(ours).zip(errors) {
-        let cost = work.cost(*task, m)?;
-        rows.push(Row {
-            relative_error: error,
-            ..row(work.shape(), m, task.name(), cost, spread)
-        });
-    }
-    for (&(peer, error), &spread) in able.iter().zip(theirs) {
-        let peer = &peers[peer];
-        let cost = work.nominal_cost(Scheme::like(&peer.variant), m);
-        rows.push(Row {
-            who: peer.name.clone(),
-            relative_error: Some(error),
-            ..row(work.shape(), m, &peer.variant, cost, spread)
-        });
-    }
+    let [n, k] = work.shape();
+    let row = |(contender, spread): &(Contender, Spread)| {
+        let place = Place {
+            label: format!("{n}x{k} M={m}"),
+            plot: format!("{n}x{k}"),
+            x: m,
+        };
+        let shape = [("m", m), ("n", n), ("k", k)];
+        contender.row(peers, "linear", (shape, place), *spread)
+    };
+    let mut rows: Vec<Row> = found.iter().map(row).collect();
     // Peers to our counterpart where it was measured, everybody else to our first.
     record::compare(&mut rows, counterpart);
     Ok(rows)
-}
-
-fn row([n, k]: [usize; 2], m: usize, variant: &str, cost: Cost, spread: Spread) -> Row {
-    let place = Place {
-        label: format!("{n}x{k} M={m}"),
-        plot: format!("{n}x{k}"),
-        x: m,
-    };
-    let shape = [("m", m), ("n", n), ("k", k)];
-    let mut row = Row::new("linear", shape, place, (cost, spread));
-    variant.clone_into(&mut row.variant);
-    row
 }
 
 /// Which of our variants does what a peer's variant of this name does.
@@ -171,8 +150,8 @@ fn counterpart(variant: &str) -> &'static str {
 }
 
 /// Has each peer do the work once and checks its answer; gives those that can do it, with their errors.
-fn prepare_peers(
-    peers: &mut [Peer],
+fn check_peers(
+    peers: &mut Peers,
     work: &LinearWork<'_>,
     m: usize,
     exact: &Exact,
@@ -190,32 +169,23 @@ fn prepare_peers(
         0..=FEW_ROWS => (4 * Caches::detect().last / (n * k) + 1).min(MOST_COPIES),
         _ => 1,
     };
-    let mut able = Vec::new();
-    for (i, peer) in peers.iter_mut().enumerate() {
-        let request = json!({
+    peers.check(&Question {
+        request: json!({
             "work": "linear", "m": m, "n": n, "k": k, "input": input, "weights": folder.join("w"),
             "copies": copies, "out": out,
-        });
-        if peer.prepare(request)?.is_none() {
-            continue;
-        }
-        let got = exact.sample.read(&out, [m, n]);
-        let got = got.with_context(|| format!("{peer}: its answer"))?;
-        let error = relative_error(&got, &exact.values);
-        let limit = if Scheme::like(&peer.variant).has_coarse_weights() {
-            COARSE_LIMIT
-        } else {
-            PEER_LIMIT
-        };
-        ensure!(
-            error <= limit,
-            "{peer} for M = {m}, {n}x{k}: its answer is wrong by {error:.2e} of the largest value, the limit is {limit}"
-        );
-        able.push((i, error));
-        // So that nobody gets away with the answer of the one before.
-        fs::remove_file(&out).with_context(|| out.display().to_string())?;
-    }
-    Ok(able)
+        }),
+        out: &out,
+        expected: &exact.values,
+        read: &|path| exact.sample.read(path, [m, n]),
+        limit: &|variant| {
+            if Scheme::like(variant).has_coarse_weights() {
+                COARSE_LIMIT
+            } else {
+                PEER_LIMIT
+            }
+        },
+    })
+    .with_context(|| format!("M = {m}, {n}x{k}"))
 }
 
 const ROWS: [usize; 9] = [1, 8, 32, 64, 128, 512, 1024, 4096, 8192];

@@ -2,11 +2,13 @@
 
 mod attention;
 mod attention_work;
+mod contest;
 mod linear;
 mod linear_work;
 mod model;
 mod model_work;
 mod peer;
+mod peer_process;
 mod picture;
 mod picture_work;
 mod random_model;
@@ -19,18 +21,29 @@ mod table;
 mod timing;
 mod values;
 
+use std::cell::OnceCell;
+use std::io::Write as _;
+use std::path::Path;
 use std::sync::Arc;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Result, ensure};
 use cider::generate::available_memory;
-use cider_kernels::{Ceilings, CpuBackend};
+use cider_kernels::{Ceilings, CpuBackend, Isa};
 
+use self::peer::Peers;
 use self::record::{Record, Row};
 use crate::args::{BenchCommand, BenchOptions};
 use crate::console;
+use crate::targets::{self, Targets};
 
 /// Runs the command.
 pub(crate) fn run(command: &BenchCommand) -> Result<()> {
+    let (options, model) = match command {
+        BenchCommand::Attention(args) => (&args.options, None),
+        BenchCommand::Linear(args) => (&args.options, None),
+        BenchCommand::Model(args) => (&args.options, args.model.as_deref()),
+    };
+    options.targets()?.are_not(model)?;
     match command {
         BenchCommand::Attention(args) => attention::run(args),
         BenchCommand::Linear(args) => linear::run(args),
@@ -57,7 +70,20 @@ struct Bench<'a> {
     backend: Arc<CpuBackend>,
     /// One per time they were measured.
     ceilings: Vec<Ceilings>,
+    /// Those of the best instructions, where ours are forced to others.
+    free: OnceCell<Ceilings>,
     rows: Vec<Row>,
+}
+
+impl BenchOptions {
+    /// The files to write; refuses those that could not be written in the end, before hours are spent.
+    fn targets(&self) -> Result<Targets<'_>> {
+        let both = [("--json", &self.json), ("--svg", &self.svg)];
+        let given = both
+            .iter()
+            .filter_map(|(option, path)| Some((*option, path.as_deref()?)));
+        Targets::check(given)
+    }
 }
 
 impl<'a> Bench<'a> {
@@ -67,13 +93,11 @@ impl<'a> Bench<'a> {
     }
 
     fn with_backend(options: &'a BenchOptions, backend: Arc<CpuBackend>) -> Result<Self> {
-        for path in [&options.json, &options.svg].into_iter().flatten() {
-            record::check_target(path)?;
-        }
         let mut bench = Self {
             options,
             backend,
             ceilings: Vec::new(),
+            free: OnceCell::new(),
             rows: Vec::new(),
         };
         bench.measure_ceilings()?;
@@ -105,24 +129,51 @@ impl<'a> Bench<'a> {
         })
     }
 
+    /// The ceilings of programs that choose their instructions themselves.
+    fn utmost(&self) -> Result<Ceilings> {
+        if self.backend.isa() == Isa::best() {
+            return Ok(self.best());
+        }
+        let free = if let Some(free) = self.free.get() {
+            *free
+        } else {
+            let backend = CpuBackend::new(Isa::best(), self.backend.threads())?;
+            let found = Ceilings::measure_with(&backend, 1)?;
+            *self.free.get_or_init(|| found)
+        };
+        Ok(free.best(self.best()))
+    }
+
     /// Measures the ceilings for the last time, fills in the shares, and gives everything out: the files first, so
     /// that a reader of the table who goes away costs no record.
-    fn finish(mut self, command: &'static str) -> Result<()> {
+    fn finish(mut self, command: &'static str, peers: Peers) -> Result<()> {
+        let given_up = peers.end();
         self.measure_ceilings()?;
         let best = self.best();
         for row in &mut self.rows {
             row.take_shares(&best);
         }
-        let record = Record::new(command, &self.backend, &self.ceilings, self.rows);
+        let mut record = Record::new(command, &self.backend, &self.ceilings, self.rows);
+        record.given_up = given_up;
+        if self.options.quick {
+            // So few rounds tell nothing.
+            record.ceilings.disturbed.clear();
+        }
+        for what in &record.ceilings.disturbed {
+            tracing::warn!("disturbed: {what}");
+        }
         if let Some(path) = &self.options.json {
-            record.write(path)?;
+            write(path, &record.text()?)?;
         }
         if let Some(path) = &self.options.svg {
-            let plot = svg::draw(&record);
-            record::replace(path, plot.as_bytes()).with_context(|| path.display().to_string())?;
+            write(path, &svg::draw(&record))?;
         }
         console::text(&table::render(&record))
     }
+}
+
+fn write(path: &Path, text: &str) -> Result<()> {
+    targets::write(path, |file| file.write_all(text.as_bytes()))
 }
 
 /// What was given, or else the default.

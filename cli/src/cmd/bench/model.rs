@@ -1,5 +1,6 @@
 //! `cider bench model`.
 
+use std::iter;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -8,10 +9,11 @@ use cider::load::Checkpoint;
 use cider_kernels::CpuBackend;
 use serde_json::{Value, json};
 
+use super::contest::{self, Contender};
 use super::model_work::{ModelWork, SHORT, Start, decode_cost, prefill_cost, start, tokens};
-use super::peer::Peer;
+use super::peer::{Ask, Peers};
 use super::random_model::RandomModel;
-use super::record::{CIDER, Place, Row};
+use super::record::{Place, Row};
 use super::roofline::Cost;
 use super::timing::{self, Spread};
 use super::{Bench, or, picture};
@@ -33,16 +35,16 @@ pub(super) fn run(args: &ModelBench) -> Result<()> {
     let (mut work, checkpoint, began) = start(path, &backend, &args.model_options, plan.context())?;
     let mut bench = Bench::with_backend(&args.options, backend)?;
     let threads = bench.backend.threads();
-    let mut peers = Peer::start_all(&args.options.peer, "model", threads)?;
-    bench.rows.extend(plan.start_rows(began, &work));
+    let mut peers = Peers::start(&args.options, "model", threads)?;
+    bench.rows.extend(plan.start_rows(began, &work, &peers));
     for (i, &prompt) in plan.prompts.iter().enumerate() {
         if i == plan.prompts.len() / 2 {
             bench.measure_ceilings()?;
         }
-        let rows = plan.measure(bench.rounds(), (&mut work, &checkpoint), prompt, &mut peers)?;
+        let rows = plan.measure(&bench, (&mut work, &checkpoint), prompt, &mut peers)?;
         bench.rows.extend(rows);
     }
-    bench.finish("model")
+    bench.finish("model", peers)
 }
 
 fn name_of(given: &Path) -> String {
@@ -59,17 +61,6 @@ struct Plan<'a> {
     prompts: Vec<usize>,
     /// Tokens that are generated in a round.
     tokens: usize,
-}
-
-/// One of the two phases, measured for one contender.
-struct Phase<'a> {
-    what: &'static str,
-    prompt: usize,
-    /// Tokens of which the time is measured.
-    tokens: usize,
-    who: &'a str,
-    variant: &'a str,
-    cost: Cost,
 }
 
 impl<'a> Plan<'a> {
@@ -94,7 +85,7 @@ impl<'a> Plan<'a> {
         longest + self.tokens + 1
     }
 
-    fn start_rows(&self, start: Start, work: &ModelWork) -> [Row; 2] {
+    fn start_rows(&self, start: Start, work: &ModelWork, peers: &Peers) -> [Row; 2] {
         let cost = Cost {
             bytes: work.weight_bytes() as f64,
             ..Cost::NOTHING
@@ -104,104 +95,97 @@ impl<'a> Plan<'a> {
             ("first token", SHORT, start.first_token),
         ];
         rows.map(|(what, prompt, seconds)| {
-            let phase = Phase {
-                what,
-                prompt,
-                tokens: 0,
-                who: CIDER,
-                variant: self.args.model_options.scheme.name(),
-                cost,
-            };
-            self.row(&phase, Spread::new(vec![seconds]))
+            let contender = Contender::ours(self.args.model_options.scheme.name(), cost, None);
+            let spread = Spread::new(vec![seconds]);
+            self.row(peers, (what, prompt), &contender, spread)
         })
     }
 
     /// Times a prompt and what is generated after it, of everybody in turn.
     fn measure(
         &self,
-        rounds: usize,
+        bench: &Bench<'_>,
         (work, checkpoint): (&mut ModelWork, &Checkpoint),
         prompt: usize,
-        peers: &mut [Peer],
+        peers: &mut Peers,
     ) -> Result<Vec<Row>> {
         tracing::info!("{}, {prompt} tokens", self.name);
         work.set_prompt(tokens(checkpoint, prompt))?;
         let able = self.prepare_peers(work, peers)?;
+        let (config, options) = (work.config(), &self.args.model_options);
         // The first may be left out of a round, as the first of some repetitions is.
         let decoded = self.tokens + 1;
-        let spreads = timing::interleave(2 * (1 + able.len()), rounds, |contender, count| {
-            let is_decode = contender % 2 == 1;
-            let Some(place) = (contender / 2).checked_sub(1) else {
-                return if is_decode {
-                    work.decode(decoded)
-                } else {
-                    timing::seconds(count, || work.prefill())
-                };
-            };
-            let peer = &mut peers[able[place].0];
-            if is_decode {
-                return peer.run(json!({ "phase": "decode", "tokens": decoded }), decoded);
-            }
-            peer.run(json!({ "phase": "prefill", "repetitions": count }), count)
-        })?;
-        let (config, options) = (work.config(), &self.args.model_options);
-        let costs = [
-            prefill_cost(config, options, prompt),
-            decode_cost(config, options, prompt),
+        let phases = [
+            (Ask::Prefill, prefill_cost(config, options, prompt)),
+            (Ask::Decode(decoded), decode_cost(config, options, prompt)),
         ];
-        let mut rows = Vec::new();
-        for (i, &spread) in spreads.iter().enumerate() {
-            let peer = (i / 2).checked_sub(1).map(|place| able[place]);
-            let (who, variant) = match peer {
-                Some((peer, _)) => (peers[peer].name.as_str(), peers[peer].variant.as_str()),
-                None => (CIDER, options.scheme.name()),
-            };
-            let phase = Phase {
-                what: ["prefill", "decode"][i % 2],
-                prompt,
-                tokens: [prompt, 1][i % 2],
-                who,
-                variant,
-                cost: costs[i % 2],
-            };
-            let mut row = self.row(&phase, spread);
-            let base = spreads[i % 2];
-            row.ratio_to_cider = Some(spread.median / base.median);
-            row.compared_with = Some(options.scheme.name().to_owned());
-            if let Some((_, next)) = peer {
-                let same = next.map(|next| next == u64::from(work.next()));
-                row.more.insert("same_next_token".to_owned(), json!(same));
+        let mut contenders = Vec::new();
+        for number in iter::once(None).chain(able.iter().map(|(number, _)| Some(*number))) {
+            for (ask, cost) in phases {
+                let contender = match number {
+                    Some(number) => Contender::theirs(peers, number, cost, None),
+                    None => Contender::ours(options.scheme.name(), cost, None),
+                };
+                contenders.push(Contender { ask, ..contender });
             }
-            rows.push(row);
         }
+        let found = contest::measure(bench, peers, contenders, |number, count| match number {
+            0 => timing::seconds(count, || work.prefill()),
+            _ => work.decode(decoded),
+        })?;
+        let mut rows = Vec::new();
         // Phase by phase, so that those who did the same stand together.
-        rows.sort_by_key(|row| row.rate.is_some() && row.place.label.contains("decode"));
+        for (what, is_decode) in [("prefill", false), ("decode", true)] {
+            let of_phase = found
+                .iter()
+                .filter(|(contender, _)| matches!(contender.ask, Ask::Decode(_)) == is_decode);
+            let mut base = None;
+            for (contender, spread) in of_phase {
+                let mut row = self.row(peers, (what, prompt), contender, *spread);
+                // Ours is the first.
+                let base = *base.get_or_insert(spread.median);
+                row.ratio_to_cider = Some(spread.median / base);
+                row.compared_with = Some(options.scheme.name().to_owned());
+                if let Some((_, next)) = able.iter().find(|(peer, _)| Some(*peer) == contender.peer)
+                {
+                    let same = next.map(|next| next == u64::from(work.next()));
+                    row.more.insert("same_next_token".to_owned(), json!(same));
+                }
+                rows.push(row);
+            }
+        }
         Ok(rows)
     }
 
-    fn row(&self, phase: &Phase<'_>, spread: Spread) -> Row {
+    fn row(
+        &self,
+        peers: &Peers,
+        (what, prompt): (&'static str, usize),
+        contender: &Contender,
+        spread: Spread,
+    ) -> Row {
         let place = Place {
-            label: match phase.prompt {
-                0 => format!("{} {}", self.name, phase.what),
-                tokens => format!("{} {} {tokens}", self.name, phase.what),
+            label: match prompt {
+                0 => format!("{} {what}", self.name),
+                tokens => format!("{} {what} {tokens}", self.name),
             },
-            plot: format!("{} {}", self.name, phase.what),
-            x: phase.prompt,
+            plot: format!("{} {what}", self.name),
+            x: prompt,
         };
-        let mut row = Row::new(
-            "model",
-            [("prompt", phase.prompt)],
-            place,
-            (phase.cost, spread),
-        );
-        phase.who.clone_into(&mut row.who);
-        phase.variant.clone_into(&mut row.variant);
-        row.rate = (phase.tokens > 0).then(|| phase.tokens as f64 / (spread.median / 1e3));
+        let shape = [("prompt", prompt)];
+        let mut row = contender.row(peers, "model", (shape, place), spread);
+        // Tokens of which this is the time.
+        let tokens = match contender.ask {
+            Ask::Work => None,
+            Ask::Prefill => Some(prompt),
+            Ask::Decode(_) => Some(1),
+        };
+        row.rate = tokens.map(|tokens| tokens as f64 / (spread.median / 1e3));
         let more = [
             ("model", Value::from(self.name.clone())),
-            ("phase", phase.what.into()),
-            ("operations", phase.cost.operations.into()),
-            ("bytes", phase.cost.bytes.into()),
+            ("phase", what.into()),
+            ("operations", contender.cost.operations.into()),
+            ("bytes", contender.cost.bytes.into()),
         ];
         row.more
             .extend(more.map(|(key, value)| (key.to_owned(), value)));
@@ -212,26 +196,24 @@ impl<'a> Plan<'a> {
     fn prepare_peers(
         &self,
         work: &ModelWork,
-        peers: &mut [Peer],
+        peers: &mut Peers,
     ) -> Result<Vec<(usize, Option<u64>)>> {
+        let request = json!({
+            "work": "model", "model": self.path, "prompt": work.prompt(), "context": self.context(),
+        });
         let mut able = Vec::new();
-        for (i, peer) in peers.iter_mut().enumerate() {
-            let request = json!({
-                "work": "model", "model": self.path, "prompt": work.prompt(), "context": self.context(),
-            });
-            let Some(reply) = peer.prepare(request)? else {
-                continue;
-            };
+        for (number, reply) in peers.prepare(&request)? {
             let next = reply.get("next").and_then(Value::as_u64);
             if next != Some(u64::from(work.next())) {
                 // Other formats of weights may well mean another token.
                 tracing::warn!(
-                    "{peer} continues with token {}, cider with {}",
+                    "{} continues with token {}, cider with {}",
+                    peers.get(number),
                     next.map_or_else(|| "none".to_owned(), |next| next.to_string()),
                     work.next()
                 );
             }
-            able.push((i, next));
+            able.push((number, next));
         }
         Ok(able)
     }

@@ -12,10 +12,11 @@ use cider_kernels::KV_BLOCK;
 use serde_json::{Value, json};
 
 use super::model_work::{ModelWork, tokens};
-use super::picture_work::{Divergence, LOGITS, Picture, Times};
+use super::peer::Peers;
+use super::picture_work::{Answer, Divergence, LOGITS, Picture};
 use super::record::{FLOOR, Place, Row};
 use super::roofline::Cost;
-use super::timing::Spread;
+use super::timing::{self, Spread};
 use super::{Bench, or};
 use crate::args::ModelBench;
 use crate::model;
@@ -60,7 +61,7 @@ pub(super) fn run(args: &ModelBench, path: &Path, name: &str, size: [usize; 2]) 
         let rows = plan.measure(bench.rounds(), &mut work, picture, divergence)?;
         bench.rows.extend(rows);
     }
-    bench.finish("model")
+    bench.finish("model", Peers::none())
 }
 
 /// What is measured.
@@ -111,12 +112,14 @@ impl Plan<'_> {
     ) -> Result<Vec<Row>> {
         let (patches, tokens) = (picture.patches(), picture.tokens());
         tracing::info!("{}, {patches} patches, {tokens} tokens", self.name);
-        // The first warms up.
-        picture.answer(work)?;
-        let times = (0..rounds)
-            .map(|_| picture.answer(work))
-            .collect::<Result<Vec<Times>>>()?;
-        let spread = |of: fn(&Times) -> f64| Spread::new(times.iter().map(of).collect());
+        let mut answer = picture.answer();
+        let phases = timing::interleave(Answer::PHASES, rounds, |phase, repetitions| {
+            timing::seconds(repetitions, || answer.run(phase, work)).map(Some)
+        })?;
+        let phases: Vec<Vec<f64>> = phases.into_iter().flatten().collect();
+        let together = |round: usize| phases.iter().map(|figures| figures[round]).sum();
+        let all_figures = (0..rounds).map(together).collect();
+        let spreads = phases.iter().cloned().chain([all_figures]).map(Spread::new);
         let (config, options) = (work.config(), &self.args.model_options);
         let costs = [
             picture.preprocess_cost(),
@@ -124,12 +127,13 @@ impl Plan<'_> {
             picture.prefill_cost(config, options),
         ];
         let all = costs.into_iter().fold(Cost::NOTHING, Cost::then);
-        let mut rows = vec![
-            self.row(picture, "preprocess", (costs[0], spread(|t| t.preprocess))),
-            self.row(picture, "tower", (costs[1], spread(|t| t.tower))),
-            self.row(picture, "prefill", (costs[2], spread(|t| t.prefill))),
-            self.row(picture, "first token", (all, spread(Times::all))),
-        ];
+        let names = ["preprocess", "tower", "prefill", "first token"];
+        let measured = costs.into_iter().chain([all]).zip(spreads);
+        let mut rows: Vec<Row> = names
+            .into_iter()
+            .zip(measured)
+            .map(|(phase, measured)| self.row(picture, phase, measured))
+            .collect();
         rows[2].rate = Some(tokens as f64 / (rows[2].ms.median / 1e3));
         if let Some(found) = divergence {
             for row in rows.iter_mut().skip(1) {

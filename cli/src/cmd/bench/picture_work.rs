@@ -1,12 +1,11 @@
 //! A picture in front of a prompt, and what its phases need at least.
 
 use std::sync::Arc;
-use std::time::Instant;
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 use cider::Scheme;
 use cider::generate::{
-    ImageFeatures, Logits, PromptImage, Runner, Sequence, Work, log_sum_exp, place_images,
+    ImageFeatures, Logits, PromptImage, Runner, Sequence, Work, argmax, log_sum_exp, place_images,
 };
 use cider::image::{ImageLimits, ImageProcessor, ImageSize, Patches, RgbImage};
 use cider::load::{ModelConfig, VisionConfig};
@@ -25,12 +24,11 @@ pub(super) struct Picture {
     prompt: Vec<u32>,
 }
 
-/// Seconds of the phases up to the first token.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Times {
-    pub(super) preprocess: f64,
-    pub(super) tower: f64,
-    pub(super) prefill: f64,
+/// A picture on its way to the first token, phase by phase.
+pub(super) struct Answer<'a> {
+    picture: &'a Picture,
+    patches: Option<Patches>,
+    features: Option<Arc<ImageFeatures>>,
 }
 
 /// How far the next tokens of a text are from what they should be.
@@ -44,9 +42,24 @@ pub(super) struct Divergence {
     pub(super) tokens: usize,
 }
 
-impl Times {
-    pub(super) fn all(&self) -> f64 {
-        self.preprocess + self.tower + self.prefill
+impl Answer<'_> {
+    /// Preprocessing, the tower, the prompt.
+    pub(super) const PHASES: usize = 3;
+
+    /// Does a phase, upon what the one before has made.
+    pub(super) fn run(&mut self, phase: usize, work: &mut ModelWork) -> Result<()> {
+        match (phase, &self.patches, &self.features) {
+            (0, ..) => self.patches = Some(self.picture.cut()),
+            (1, Some(patches), _) => {
+                self.features = Some(Arc::new(work.runner().encode(patches)?));
+            }
+            (2, _, Some(features)) => {
+                let (prompt, images) = self.picture.place(Arc::clone(features))?;
+                work.set_prompt_with(prompt, images)?;
+            }
+            _ => bail!("phase {phase} of a picture before those that it needs"),
+        }
+        Ok(())
     }
 }
 
@@ -109,21 +122,12 @@ impl Picture {
     }
 
     /// From the picture to the first token.
-    pub(super) fn answer(&self, work: &mut ModelWork) -> Result<Times> {
-        let start = Instant::now();
-        let patches = self.cut();
-        let preprocess = start.elapsed().as_secs_f64();
-        let start = Instant::now();
-        let features = Arc::new(work.runner().encode(&patches)?);
-        let tower = start.elapsed().as_secs_f64();
-        let start = Instant::now();
-        let (prompt, images) = self.place(features)?;
-        work.set_prompt_with(prompt, images)?;
-        Ok(Times {
-            preprocess,
-            tower,
-            prefill: start.elapsed().as_secs_f64(),
-        })
+    pub(super) fn answer(&self) -> Answer<'_> {
+        Answer {
+            picture: self,
+            patches: None,
+            features: None,
+        }
     }
 
     /// How far the text's next tokens behind what the model's tower makes of the picture are from those behind `other`,
@@ -162,7 +166,7 @@ impl Picture {
                 let expected = runner.logits(0, token)?.to_vec();
                 let found = runner.logits(1, token)?;
                 nats.push(kl_divergence(&expected, found));
-                same += usize::from(likeliest(&expected) == likeliest(found));
+                same += usize::from(argmax(&expected) == argmax(found));
             }
         }
         for sequence in &mut sequences {
@@ -284,11 +288,6 @@ fn kl_divergence(expected: &[f32], found: &[f32]) -> f64 {
     terms.sum()
 }
 
-fn likeliest(logits: &[f32]) -> Option<usize> {
-    let logits = logits.iter().enumerate();
-    logits.max_by(|a, b| a.1.total_cmp(b.1)).map(|(id, _)| id)
-}
-
 /// Something like a screenshot: a window with a bar, lines of words, and a picture in it.
 fn draw(size: ImageSize) -> Result<RgbImage> {
     let (pixels, limit) = (size.pixels(), ImageLimits::default().pixels);
@@ -343,7 +342,6 @@ mod tests {
         assert!(kl_divergence(&p, &p).abs() < 1e-7);
         let expected = 0.25 * std::f64::consts::LN_2;
         assert!((kl_divergence(&p, &q) - expected).abs() < 1e-6);
-        assert_eq!((likeliest(&p), likeliest(&q)), (Some(0), Some(2)));
         // A logit that is not a number makes a divergence that is none.
         assert!(!kl_divergence(&p, &[f32::NAN, 0.0, 0.0]).is_finite());
     }

@@ -1,18 +1,14 @@
 //! What was measured, with all that is needed to judge it.
 
-use std::ffi::OsString;
-use std::fs::{self, File};
-use std::io::{self, Write as _};
-use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::{env, process};
+use std::{env, fs};
 
-use anyhow::{Context as _, Result};
-use cider::files::check_target as check_regular;
+use anyhow::Result;
 use cider_kernels::{Caches, Ceilings, CpuBackend, Topology};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
+use super::peer::GivenUp;
 use super::roofline::{Cost, Unit};
 use super::timing::Spread;
 
@@ -26,6 +22,9 @@ pub(super) struct Record {
     commit: Option<String>,
     pub(super) machine: Machine,
     pub(super) ceilings: CeilingsRecord,
+    /// Peers that did not answer in time, and are missing from there on.
+    #[serde(rename = "peers_given_up", skip_serializing_if = "Vec::is_empty")]
+    pub(super) given_up: Vec<GivenUp>,
     pub(super) rows: Vec<Row>,
 }
 
@@ -50,6 +49,10 @@ pub(super) struct CeilingsRecord {
     pub(super) read_gbs: f64,
     /// First, middle and last, in the order of the fields above.
     measured: Vec<[Option<f64>; 4]>,
+    /// How far apart they are, as parts of the best, in the same order.
+    spread: [Option<f64>; 4],
+    /// Why the machine was not quiet: what is measured against such ceilings says little.
+    pub(super) disturbed: Vec<String>,
 }
 
 /// One contender at one work.
@@ -115,16 +118,17 @@ impl Record {
             cider_version: env!("CARGO_PKG_VERSION"),
             commit: commit(),
             machine: Machine::new(backend),
-            ceilings: CeilingsRecord::new(ceilings),
+            ceilings: CeilingsRecord::new(ceilings, backend),
+            given_up: Vec::new(),
             rows,
         }
     }
 
-    /// Writes it, whole or not at all.
-    pub(super) fn write(&self, path: &Path) -> Result<()> {
+    /// As JSON.
+    pub(super) fn text(&self) -> Result<String> {
         let mut text = serde_json::to_string_pretty(self)?;
         text.push('\n');
-        replace(path, text.as_bytes()).with_context(|| path.display().to_string())
+        Ok(text)
     }
 }
 
@@ -195,7 +199,7 @@ impl Machine {
 }
 
 impl CeilingsRecord {
-    fn new(all: &[Ceilings]) -> Self {
+    fn new(all: &[Ceilings], backend: &CpuBackend) -> Self {
         let figures = |c: &Ceilings| {
             let bf16 = c.bf16.map(|rate| rate / 1e12);
             [
@@ -206,52 +210,74 @@ impl CeilingsRecord {
             ]
         };
         let measured: Vec<_> = all.iter().map(figures).collect();
-        let best = |i: usize| {
-            let values = measured.iter().filter_map(|figures| figures[i]);
-            values.reduce(f64::max)
-        };
+        let values = |i: usize| measured.iter().filter_map(move |figures| figures[i]);
+        let best = [0, 1, 2, 3].map(|i| values(i).reduce(f64::max));
+        let spread = [0, 1, 2, 3].map(|i| {
+            let (best, worst) = (best[i]?, values(i).reduce(f64::min)?);
+            Some((best - worst) / best)
+        });
+        let mut disturbed = apart(spread);
+        let house = family().and_then(|family| usual_peak(&family, backend.isa().name()));
+        disturbed.extend(house.and_then(|each| low(best[0]?, each, backend.threads())));
         Self {
-            int8_tops: best(0).unwrap_or(0.0),
-            bf16_tops: best(1),
-            f32_tops: best(2).unwrap_or(0.0),
-            read_gbs: best(3).unwrap_or(0.0),
+            int8_tops: best[0].unwrap_or(0.0),
+            bf16_tops: best[1],
+            f32_tops: best[2].unwrap_or(0.0),
+            read_gbs: best[3].unwrap_or(0.0),
             measured,
+            spread,
+            disturbed,
         }
     }
 }
 
-/// Puts a file in the place of another; what was there stays until the new one is whole. Links stay links.
-pub(super) fn replace(path: &Path, contents: &[u8]) -> io::Result<()> {
-    let path = &fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-    let mut name = path.file_name().map_or_else(OsString::new, OsString::from);
-    name.push(format!(".{}.part", process::id()));
-    let part = path.with_file_name(name);
-    let written = File::create_new(&part).and_then(|mut file| {
-        file.write_all(contents)?;
-        file.sync_all()
-    });
-    let replaced = written.and_then(|()| fs::rename(&part, path));
-    if replaced.is_err() {
-        // The error that counts is the first.
-        let _ = fs::remove_file(&part);
-    }
-    replaced
+/// Those ceilings whose measurements are too far apart.
+fn apart(spread: [Option<f64>; 4]) -> Vec<String> {
+    let names = ["int8", "bf16", "f32", "read"];
+    let limits = [
+        APART_COMPUTING,
+        APART_COMPUTING,
+        APART_COMPUTING,
+        APART_READING,
+    ];
+    let all = names.into_iter().zip(limits).zip(spread);
+    all.filter_map(|((name, limit), spread)| {
+        let spread = spread.filter(|&spread| spread > limit)?;
+        let (spread, limit) = (100.0 * spread, 100.0 * limit);
+        Some(format!(
+            "the ceiling {name} was measured several times, {spread:.0} % apart, the limit is {limit:.0} %"
+        ))
+    })
+    .collect()
 }
 
-/// Refuses a target that could not be written in the end, before hours are spent.
-pub(super) fn check_target(path: &Path) -> Result<()> {
-    let folder = match path.parent() {
-        Some(folder) if !folder.as_os_str().is_empty() => folder.to_owned(),
-        _ => PathBuf::from("."),
-    };
-    let found = fs::metadata(&folder).with_context(|| path.display().to_string())?;
-    anyhow::ensure!(
-        found.is_dir() && !path.is_dir(),
-        "{}: no place for a file",
-        path.display()
-    );
-    // A device or a pipe would be gone, and a file in its place.
-    check_regular(path).with_context(|| path.display().to_string())
+/// That the INT8 peak is below what so many threads of such a processor are known to reach.
+fn low(found: f64, each: f64, threads: usize) -> Option<String> {
+    let usual = each * threads as f64;
+    (found < usual).then(|| {
+        format!(
+            "the ceiling int8 is {found:.3} TOPS, {threads} threads of this processor reach {usual:.2}: \
+             somebody else had the cores"
+        )
+    })
+}
+
+/// INT8 TOPS of a core at the least when nobody disturbs it, where that is known of a processor and its instructions.
+fn usual_peak(family: &str, isa: &str) -> Option<f64> {
+    match (family, isa) {
+        // Zen 5: its AVX-512 VNNI.
+        ("AuthenticAMD 26", "avx512_vnni" | "avx512_bf16") => Some(1.1),
+        _ => None,
+    }
+}
+
+/// The vendor and the family of the processor.
+fn family() -> Option<String> {
+    Some(format!(
+        "{} {}",
+        cpu_field("vendor_id")?,
+        cpu_field("cpu family")?
+    ))
 }
 
 /// The version of the sources around the program, where it lies in a checkout.
@@ -269,15 +295,15 @@ fn commit() -> Option<String> {
 }
 
 fn cpu_name() -> String {
-    let text = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let name = text
-        .lines()
-        .find_map(|line| line.strip_prefix("model name"))
-        .and_then(|rest| rest.split_once(':'));
-    name.map_or_else(
-        || env::consts::ARCH.to_owned(),
-        |(_, name)| name.trim().to_owned(),
-    )
+    cpu_field("model name").unwrap_or_else(|| env::consts::ARCH.to_owned())
+}
+
+/// What the system says of the first processor.
+fn cpu_field(name: &str) -> Option<String> {
+    let text = fs::read_to_string("/proc/cpuinfo").ok()?;
+    let fields = text.lines().filter_map(|line| line.split_once(':'));
+    let mut found = fields.filter(|(key, _)| key.trim() == name);
+    found.next().map(|(_, value)| value.trim().to_owned())
 }
 
 /// What waited for the processors in the last minute: whether the machine was quiet.
@@ -313,21 +339,55 @@ pub(super) const FLOOR: &str = "floor";
 /// Who we are among the contenders.
 pub(super) const CIDER: &str = "cider";
 
+/// How far measurements of one ceiling of a quiet machine are apart at most, as parts of the best.
+const APART_COMPUTING: f64 = 0.05;
+/// The same for memory, which other machines on the same host share.
+const APART_READING: f64 = 0.1;
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn a_link_stays_and_what_it_names_is_replaced() {
-        let folder = env::temp_dir().join(format!("cider-record-{}", process::id()));
-        fs::create_dir_all(&folder).unwrap();
-        let (file, link) = (folder.join("file"), folder.join("link"));
-        fs::write(&file, "before").unwrap();
-        std::os::unix::fs::symlink(&file, &link).unwrap();
-        check_target(&link).unwrap();
-        replace(&link, b"after").unwrap();
-        assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
-        assert_eq!(fs::read(&file).unwrap(), b"after");
-        fs::remove_dir_all(&folder).unwrap();
+    fn a_disturbed_ceiling_is_told() {
+        let all = |int8: [f64; 3], read: [f64; 3]| {
+            let measured = int8.into_iter().zip(read).map(|(int8, read)| Ceilings {
+                int8: int8 * 1e12,
+                bf16: None,
+                f32: 0.5e12,
+                read: read * 1e9,
+            });
+            let backend = CpuBackend::new(cider::Isa::Scalar, 1).unwrap();
+            CeilingsRecord::new(&measured.collect::<Vec<_>>(), &backend)
+        };
+        let quiet = all([2.2, 2.25, 2.21], [50.0, 48.0, 46.0]);
+        assert!(quiet.disturbed.is_empty(), "{:?}", quiet.disturbed);
+        let spread = quiet
+            .spread
+            .map(|spread| spread.map(|spread| (1e4 * spread).round()));
+        assert_eq!(spread, [Some(222.0), None, Some(0.0), Some(800.0)]);
+        let found = all([2.2, 2.0, 2.1], [50.0, 25.0, 49.0]).disturbed;
+        assert_eq!(found.len(), 2, "{found:?}");
+        assert!(
+            found[0].contains("int8") && found[0].contains("9 % apart"),
+            "{found:?}"
+        );
+        assert!(
+            found[1].contains("read") && found[1].contains("50 % apart"),
+            "{found:?}"
+        );
+    }
+
+    #[test]
+    fn a_peak_below_what_is_known_of_the_processor_is_told() {
+        let each = usual_peak("AuthenticAMD 26", "avx512_bf16").unwrap();
+        assert_eq!(low(2.2, each, 2), None);
+        let what = low(2.1, each, 2).unwrap();
+        assert!(
+            what.contains("2.100 TOPS, 2 threads") && what.contains("2.20"),
+            "{what}"
+        );
+        assert_eq!(usual_peak("AuthenticAMD 26", "avx2"), None);
+        assert_eq!(usual_peak("GenuineIntel 6", "avx512_vnni"), None);
     }
 }

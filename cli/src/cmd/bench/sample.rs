@@ -1,8 +1,9 @@
 //! Which elements of a large answer are computed a second time, plainly.
 
-use std::fs::File;
 use std::io::{self, Read as _, Seek as _, SeekFrom};
 use std::path::Path;
+
+use cider::files;
 
 /// Rows and columns whose crossings are looked at.
 #[derive(Debug)]
@@ -33,7 +34,7 @@ impl Sample {
 
     /// Its elements of a file of little-endian f32 with rows of `cols` columns, which must have `rows` rows.
     pub(super) fn read(&self, path: &Path, [rows, cols]: [usize; 2]) -> io::Result<Vec<f64>> {
-        let mut file = File::open(path)?;
+        let mut file = files::open(path)?;
         let (expected, found) = (4 * (rows * cols) as u64, file.metadata()?.len());
         if expected != found {
             let what = format!("expected {expected} bytes, got {found}");

@@ -29,31 +29,40 @@ impl Spread {
 }
 
 /// Runs each of `count` contenders in each of `rounds` rounds. `run(contender, repetitions)` gives the seconds of each
-/// repetition; a contender's figure of a round is their median.
+/// repetition; a contender's figure of a round is their median. One that gives none once is out, and has no figures.
 pub(super) fn interleave(
     count: usize,
     rounds: usize,
-    mut run: impl FnMut(usize, usize) -> Result<Vec<f64>>,
-) -> Result<Vec<Spread>> {
-    let mut repetitions = Vec::with_capacity(count);
-    for contender in 0..count {
+    mut run: impl FnMut(usize, usize) -> Result<Option<Vec<f64>>>,
+) -> Result<Vec<Option<Vec<f64>>>> {
+    let mut repetitions = Vec::new();
+    let mut all = vec![Some(Vec::new()); count];
+    for (contender, figures) in all.iter_mut().enumerate() {
         // The first run warms up.
-        let once = median(&mut run(contender, 1)?);
-        let fit = (ROUND_SECONDS / once.max(1e-9)).ceil();
-        repetitions.push((fit as usize).clamp(1, MOST_REPETITIONS));
+        let once = run(contender, 1)?;
+        let fit = once.map(|mut once| (ROUND_SECONDS / median(&mut once).max(1e-9)).ceil());
+        if fit.is_none() {
+            *figures = None;
+        }
+        repetitions.push((fit.unwrap_or(1.0) as usize).clamp(1, MOST_REPETITIONS));
     }
-    let mut figures = vec![Vec::with_capacity(rounds); count];
     for _ in 0..rounds {
-        for (contender, figures) in figures.iter_mut().enumerate() {
-            let mut seconds = match repetitions[contender] {
-                1 => run(contender, 1)?,
-                // The first follows somebody else's work.
-                more => run(contender, more + 1)?.split_off(1),
+        for (contender, place) in all.iter_mut().enumerate() {
+            let Some(figures) = place else {
+                continue;
             };
-            figures.push(median(&mut seconds));
+            // With several, the first follows somebody else's work.
+            let (count, warm) = match repetitions[contender] {
+                1 => (1, 0),
+                more => (more + 1, 1),
+            };
+            match run(contender, count)? {
+                Some(seconds) => figures.push(median(&mut seconds[warm..].to_vec())),
+                None => *place = None,
+            }
         }
     }
-    Ok(figures.into_iter().map(Spread::new).collect())
+    Ok(all)
 }
 
 /// The seconds of each of some calls.
@@ -109,11 +118,25 @@ mod tests {
         let spreads = interleave(2, 3, |contender, repetitions| {
             calls.push((contender, repetitions));
             let each = [0.004, 1.0][contender];
-            Ok(vec![each; repetitions])
+            Ok(Some(vec![each; repetitions]))
         });
-        assert_eq!(spreads.unwrap()[0].median, 4.0);
+        let expected = [0.004, 1.0].map(|each| Some(vec![each; 3]));
+        assert_eq!(spreads.unwrap(), expected);
         let warm = [(0, 1), (1, 1)];
         let round = [(0, 4), (1, 1)];
         assert_eq!(calls, [warm, round, round, round].concat());
+    }
+
+    #[test]
+    fn whoever_gives_no_time_is_out_and_the_others_go_on() {
+        let mut calls = Vec::new();
+        let found = interleave(3, 3, |contender, repetitions| {
+            calls.push(contender);
+            // The second from the beginning, the third in its second round.
+            let is_there = contender == 0 || contender == 2 && calls.len() < 6;
+            Ok(is_there.then(|| vec![1.0; repetitions]))
+        });
+        assert_eq!(found.unwrap(), [Some(vec![1.0; 3]), None, None]);
+        assert_eq!(calls, [0, 1, 2, 0, 2, 0, 2, 0]);
     }
 }

@@ -1,5 +1,6 @@
 //! `cider debug logits`: the logits of every token, in a file.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Result, ensure};
@@ -17,6 +18,7 @@ use crate::failure::Usage;
 use crate::model;
 use crate::pictures::{Pictures, Room};
 use crate::progress::Progress;
+use crate::targets::Targets;
 
 /// Runs the command.
 pub(super) fn run(args: &LogitsArgs) -> Result<()> {
@@ -25,7 +27,11 @@ pub(super) fn run(args: &LogitsArgs) -> Result<()> {
         let what = "--image has no place among --tokens: it goes with --prompt or --chat";
         return Err(Usage(what.to_owned()).into());
     }
-    tensors::check_target(&args.output)?;
+    let targets = Targets::check([("-o", args.output.as_path())])?;
+    targets.are_not([args.model.as_path()])?;
+    targets.are_not(args.images.files.iter().map(Path::new))?;
+    targets.are_not(args.batch_with.as_deref())?;
+    targets.are_not(args.chat_template.as_deref())?;
     let checkpoint = Checkpoint::open(&args.model)?;
     if model::asks_for_vision(&args.images, &args.options) {
         model::check_vision(&checkpoint)?;
@@ -153,6 +159,10 @@ fn compute(
         let place = step(runner, main, tokens, others)?;
         for token in 0..tokens {
             let row = runner.logits(place, token)?;
+            if !row.iter().all(|logit| logit.is_finite()) {
+                let position = logits.len() / (4 * row.len());
+                return Err(cider::Error::NonFinite { position }.into());
+            }
             logits.extend(row.iter().flat_map(|logit| logit.to_le_bytes()));
         }
         bar.show(main.computed(), total);

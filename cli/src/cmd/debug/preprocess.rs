@@ -12,20 +12,15 @@ use super::tensors::{self, Array};
 use crate::args::{ImageBounds, PreprocessArgs};
 use crate::bundled;
 use crate::console;
-use crate::failure::Usage;
 use crate::model;
 use crate::pictures::{Pictures, Room};
+use crate::targets::Targets;
 
 /// Runs the command.
 pub(super) fn run(args: &PreprocessArgs) -> Result<()> {
-    let output = args.output.canonicalize().ok();
-    for file in &args.files {
-        if output.is_some() && Path::new(file).canonicalize().ok() == output {
-            let what = format!("-o {}: it is one of the pictures", shown_name(file));
-            return Err(Usage(what).into());
-        }
-    }
-    tensors::check_target(&args.output)?;
+    let targets = Targets::check([("-o", args.output.as_path())])?;
+    targets.are_not(args.files.iter().map(Path::new))?;
+    targets.are_not(args.model.as_deref())?;
     let folder = args.model.clone().map_or_else(bundled::find, Ok)?;
     let processor = processor(&folder, &args.bounds)?;
     let room = Room {

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use anyhow::{Context as _, Result};
-use cider::load::safetensors::{Dtype, Tensor, check_writable, write};
+use cider::load::safetensors::{Dtype, Tensor, write};
 
 use crate::interrupt;
 
@@ -30,11 +30,6 @@ impl Array {
             bytes: values.flat_map(i64::to_le_bytes).collect(),
         }
     }
-}
-
-/// Refuses a file that could not be written, before anything is computed for it.
-pub(super) fn check_target(path: &Path) -> Result<()> {
-    Ok(check_writable(path)?)
 }
 
 /// Writes the file, whole or not at all.

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::engine::{TextSide, VisionSide};
+use crate::engine::{ChatPrompt, TextSide, VisionSide};
 use crate::error::{Error, Result};
 use crate::generate::SamplingParams;
 use crate::image::{ImageDigest, ImageSize, Patches, RgbImage};
@@ -61,6 +61,12 @@ pub struct Frontend {
 }
 
 impl Frontend {
+    /// The words of the model: templates, grammars, and how it writes thoughts and calls of tools.
+    #[must_use]
+    pub fn text(&self) -> &TextSide {
+        &self.text
+    }
+
     /// The tokenizer.
     #[must_use]
     pub fn tokenizer(&self) -> &Tokenizer {
@@ -110,6 +116,14 @@ impl Frontend {
     /// When the model has no chat template, or the template refuses the messages.
     pub fn chat_prompt(&self, messages: &[Message], options: &RenderOptions) -> Result<Vec<u32>> {
         self.text.chat_prompt(messages, options)
+    }
+
+    /// The same, with the state in which the prompt leaves the answer.
+    ///
+    /// # Errors
+    /// As [`Frontend::chat_prompt`].
+    pub fn chat(&self, messages: &[Message], options: &RenderOptions) -> Result<ChatPrompt> {
+        self.text.chat(messages, options)
     }
 
     /// The tokens of a raw text, in which control tokens count.

@@ -1,9 +1,8 @@
 //! Writing a safetensors file so that it is there whole or not at all.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::File;
 use std::io::{self, BufWriter, Write};
-use std::path::{Path, PathBuf};
-use std::process;
+use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
@@ -24,43 +23,15 @@ pub struct Tensor<'a> {
     pub bytes: &'a [u8],
 }
 
-/// Writes `tensors` in their order, and `metadata`, to `path`: into a file beside it first, which
-/// takes its place once its bytes are on the disk.
+/// Writes `tensors` in their order, and `metadata`, to `path`, as [`files::replace`] does.
 ///
 /// # Errors
 ///
 /// [`Error::Tensor`] for a tensor whose bytes do not fit its shape or whose name stands twice,
 /// [`Error::Io`] when writing fails; a file that was at `path` is then still there.
 pub fn write(path: &Path, tensors: &[Tensor<'_>], metadata: &[(&str, &str)]) -> Result<()> {
-    files::check_target(path).map_err(Error::io(path))?;
     let header = header(path, tensors, metadata)?;
-    let temporary = temporary_name(path)?;
-    let written = write_temporary(&temporary, &header, tensors).and_then(|()| {
-        fs::rename(&temporary, path)?;
-        sync_folder(path)
-    });
-    written.map_err(|source| {
-        // Already failing: what matters is the first error.
-        let _ = fs::remove_file(&temporary);
-        Error::Io {
-            path: path.to_path_buf(),
-            source,
-        }
-    })
-}
-
-/// Refuses a path to which [`write()`] could not write, as far as that can be seen now: a file is begun beside it, and
-/// taken away.
-///
-/// # Errors
-///
-/// [`Error::Io`] when there is something else than a regular file, or nothing can be written.
-pub fn check_writable(path: &Path) -> Result<()> {
-    files::check_target(path).map_err(Error::io(path))?;
-    let temporary = temporary_name(path)?;
-    begin(&temporary)
-        .and_then(|_| fs::remove_file(&temporary))
-        .map_err(Error::io(path))
+    files::replace(path, |file| write_all(file, &header, tensors)).map_err(Error::io(path))
 }
 
 fn header(path: &Path, tensors: &[Tensor<'_>], metadata: &[(&str, &str)]) -> Result<Vec<u8>> {
@@ -106,45 +77,14 @@ fn check(path: &Path, tensor: &Tensor<'_>) -> Result<()> {
     Ok(())
 }
 
-/// A name in the same folder: only there is renaming one step.
-fn temporary_name(path: &Path) -> Result<PathBuf> {
-    let name = path
-        .file_name()
-        .ok_or_else(|| Error::file(path, "not the name of a file"))?;
-    let name = format!(".{}.{}.tmp", name.to_string_lossy(), process::id());
-    Ok(path.with_file_name(name))
-}
-
-fn begin(temporary: &Path) -> io::Result<File> {
-    OpenOptions::new()
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .open(temporary)
-}
-
-fn write_temporary(temporary: &Path, header: &[u8], tensors: &[Tensor<'_>]) -> io::Result<()> {
-    let mut writer = BufWriter::new(begin(temporary)?);
+fn write_all(file: &mut File, header: &[u8], tensors: &[Tensor<'_>]) -> io::Result<()> {
+    let mut writer = BufWriter::new(file);
     writer.write_all(&(header.len() as u64).to_le_bytes())?;
     writer.write_all(header)?;
     for tensor in tensors {
         writer.write_all(tensor.bytes)?;
     }
-    writer
-        .into_inner()
-        .map_err(io::IntoInnerError::into_error)?
-        .sync_all()
-}
-
-/// Puts the new name itself on the disk. Some systems cannot open folders; there it is their matter.
-fn sync_folder(path: &Path) -> io::Result<()> {
-    let folder = path
-        .parent()
-        .filter(|folder| !folder.as_os_str().is_empty());
-    match File::open(folder.unwrap_or(Path::new("."))) {
-        Ok(folder) => folder.sync_all(),
-        Err(_) => Ok(()),
-    }
+    writer.flush()
 }
 
 /// The header's key that is no tensor.

@@ -8,6 +8,7 @@ use std::ops::Range;
 use super::partial::{Stack, put};
 use super::plan::{Chunk, Job, Row, in_block};
 use super::stored::{Stored, block};
+use crate::cpu::block::LINE;
 use crate::cpu::element::Element;
 use crate::cpu::raw::Shared;
 use crate::cpu::rows::load_row;
@@ -18,6 +19,10 @@ use crate::kv::KV_BLOCK;
 pub(super) struct GeneratedChunk<'a> {
     pub(super) job: &'a Job<'a>,
     pub(super) chunk: Chunk<'a>,
+    /// What this thread probably takes next.
+    pub(super) after: Option<Chunk<'a>>,
+    /// Whether nothing before it has asked for its first block.
+    pub(super) begins: bool,
     /// Partial results of rows that several parts share, by slot and head.
     pub(super) partials: Shared<'a, f32>,
     pub(super) floats: &'a mut [f32],
@@ -30,23 +35,38 @@ impl Kernel for GeneratedChunk<'_> {
     fn run<S: Simd>(self, s: S) {
         let Self {
             job,
-            chunk: Chunk { row, index },
+            chunk,
+            after,
+            begins,
             partials,
             floats,
         } = self;
         let (width, group, len) = (job.width(), job.group, job.partial_len());
-        let seen = job.seen(row.run, row.token);
-        let blocks = blocks_of(&seen, job.chunk, index);
+        let blocks = chunk.blocks(job);
+        let Chunk { row, index: part } = chunk;
         if blocks.is_empty() {
             return;
         }
+        let seen = job.seen(row.run, row.token);
+        let first_row = |index| job.first_row(row.run, row.kv_head, index);
+        if begins {
+            let first = blocks.start;
+            fetch_rows(s, job, first_row(first), in_block(&seen, first).end);
+        }
+        let after = after.and_then(|chunk| {
+            let index = chunk.blocks(job).next()?;
+            Some(job.first_row(chunk.row.run, chunk.row.kv_head, index))
+        });
         let (room, floats) = floats.split_at_mut(KV_BLOCK * width);
         let (queries, floats) = floats.split_at_mut(group * width);
         load_queries(s, job, &row, queries);
         let mut stack = Stack::new(floats, group, len);
         for index in blocks.clone() {
-            let first_row = |index| job.first_row(row.run, row.kv_head, index);
-            let next = (index + 1 < blocks.end).then(|| first_row(index + 1));
+            let next = if index + 1 < blocks.end {
+                Some(first_row(index + 1))
+            } else {
+                after
+            };
             let block = Block {
                 job,
                 first_row: first_row(index),
@@ -63,7 +83,7 @@ impl Kernel for GeneratedChunk<'_> {
         };
         // SAFETY: the slot is this part's, and every slot has a partial result for each head.
         unsafe {
-            let out = partials.at((slot + index) * group * len);
+            let out = partials.at((slot + part) * group * len);
             out.copy_from_nonoverlapping(result.as_ptr(), result.len());
         }
     }
@@ -103,6 +123,24 @@ impl Kernel for MergedRow<'_> {
             index += 1;
         }
         put_heads(s, job, &row, stack.finish(s));
+    }
+}
+
+impl Chunk<'_> {
+    /// The blocks of which something is seen.
+    fn blocks(&self, job: &Job<'_>) -> Range<usize> {
+        let seen = job.seen(self.row.run, self.row.token);
+        blocks_of(&seen, job.chunk, self.index)
+    }
+}
+
+/// Asks for the first rows of a block at once: before the first block there is nothing to do meanwhile.
+#[inline(always)]
+fn fetch_rows<S: Simd>(s: S, job: &Job<'_>, first_row: usize, rows: usize) {
+    for (first, bytes) in job.addresses(first_row) {
+        for at in (0..bytes / KV_BLOCK * rows).step_by(LINE) {
+            s.prefetch(first.wrapping_add(at));
+        }
     }
 }
 
@@ -266,24 +304,27 @@ impl Block<'_> {
             }
             let mut sums = [0_f32; LANES];
             // SAFETY: `sums` has sixteen elements.
-            unsafe { s.store(sums.as_mut_ptr(), add_lanes(s, acc)) };
+            unsafe { s.store(sums.as_mut_ptr(), s.reduce_add_each(acc)) };
             for (out, sums) in out.iter_mut().zip(sums.chunks_exact(K)) {
                 out[key..key + K].copy_from_slice(sums);
             }
         }
     }
 
-    /// Asks for rows of the next block, which lies where `rows`, this one's, say.
+    /// Asks for the part of the next block, which lies where `rows`, this one's, say, that is due at `count` keys
+    /// from `key` on: all of it is asked for while the keys that are seen pass.
     #[inline(always)]
-    fn prefetch<S: Simd, T>(&self, s: S, rows: &[T], row: usize, count: usize) {
+    fn prefetch<S: Simd, T>(&self, s: S, rows: &[T], key: usize, count: usize) {
         let Some(next) = self.next else { return };
-        let bytes = self.job.cache.head_size * size_of::<T>();
-        let away = next.wrapping_sub(self.first_row).wrapping_add(row);
-        let first = rows
-            .as_ptr()
-            .cast::<u8>()
-            .wrapping_add(away.wrapping_mul(bytes));
-        for at in (0..count * bytes).step_by(64) {
+        let size = self.job.cache.head_size;
+        let away = next.wrapping_sub(self.first_row).wrapping_mul(size);
+        let first = rows.as_ptr().wrapping_add(away).cast::<u8>();
+        let bytes = KV_BLOCK * size * size_of::<T>();
+        let start = self.seen.start / count * count;
+        let each = (bytes * count).div_ceil(self.seen.end - start);
+        let each = each.next_multiple_of(LINE);
+        let due = (key - start) / count * each;
+        for at in (due..bytes.min(due + each)).step_by(LINE) {
             s.prefetch(first.wrapping_add(at));
         }
     }
@@ -372,18 +413,6 @@ impl Block<'_> {
             }
         }
     }
-}
-
-/// The sum of the lanes of each vector, as [`Simd::reduce_add`] adds them.
-#[inline(always)]
-fn add_lanes<S: Simd>(s: S, vectors: [S::F; LANES]) -> S::F {
-    let mut lanes = s.transpose(vectors);
-    for half in [8, 4, 2, 1] {
-        for lane in 0..half {
-            lanes[lane] = s.add(lanes[lane], lanes[lane + half]);
-        }
-    }
-    lanes[0]
 }
 
 /// Turns scores into weights `exp(score - largest)`, zero for keys not seen; leaves the largest score and

@@ -51,23 +51,31 @@ pub(super) fn attention(backend: &CpuBackend, mut args: AttentionArgs<'_>) -> Re
         partials.resize(needed, 0.0);
     }
     let partials = Shared::new(&mut partials[..]);
-    backend.each_task(job.tasks(), job.floats(), |level, task, floats| {
+    let (tasks, room) = (job.tasks(), job.floats());
+    backend.reserve(room);
+    backend.pool.run(tasks, &|worker, task| {
+        let mut scratch = backend.scratch(worker);
+        let (floats, _) = scratch.take(room, 0);
         let (job, floats) = (&job, aligned(floats));
         match job.part(task) {
-            Part::Tile(tile) => level.run(PromptTile { job, tile, floats }),
-            Part::Chunk(chunk) => level.run(GeneratedChunk {
+            Part::Tile(tile) => backend.level.run(PromptTile { job, tile, floats }),
+            Part::Chunk(chunk) => backend.level.run(GeneratedChunk {
                 job,
                 chunk,
+                after: job.chunk_at(task + 1),
+                begins: backend.pool.begins(worker, tasks) == task,
                 partials,
                 floats,
             }),
         }
     });
-    backend.each_task(job.merges(), job.floats(), |level, task, floats| {
+    let (merges, entry) = (job.merges(), job.group * job.partial_len());
+    let of_each = job.slots().checked_div(merges).unwrap_or(0) * entry;
+    backend.each_row((merges, 1), of_each, room, |level, row, floats| {
         let (job, floats) = (&job, aligned(floats));
         level.run(MergedRow {
             job,
-            row: job.merged_row(task),
+            row: job.merged_row(row),
             partials,
             floats,
         });

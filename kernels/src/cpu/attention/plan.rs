@@ -137,6 +137,17 @@ impl<'a> Job<'a> {
         })
     }
 
+    /// The blocks of a generated row that are task `task`, if that is what it is.
+    pub(super) fn chunk_at(&self, task: usize) -> Option<Chunk<'a>> {
+        if task >= self.tasks() {
+            return None;
+        }
+        match self.part(task) {
+            Part::Chunk(chunk) => Some(chunk),
+            Part::Tile(_) => None,
+        }
+    }
+
     pub(super) fn merged_row(&self, task: usize) -> Row<'a> {
         let (run, row, slot) = self.find(task, |run| self.merges_of(run));
         self.row(run, row, slot)
@@ -170,15 +181,19 @@ impl<'a> Job<'a> {
         }
     }
 
+    /// Partial results that are to be merged.
+    pub(super) fn slots(&self) -> usize {
+        let slots = |run| self.merges_of(run) * self.chunks_of(run);
+        self.runs.iter().map(slots).sum()
+    }
+
     /// Memory of all partial results; what a call of this layer may ever need, so that it is had once.
     pub(super) fn partial_floats(&self, threads: usize) -> usize {
-        let slots = |run| self.merges_of(run) * self.chunks_of(run);
-        let slots: usize = self.runs.iter().map(slots).sum();
         let is_generated = |run: &AttentionRun| run.phase == Phase::Generated;
         if !self.runs.iter().any(is_generated) {
             return 0;
         }
-        slots.max(4 * threads * PARTS_PER_THREAD) * self.group * self.partial_len()
+        self.slots().max(4 * threads * PARTS_PER_THREAD) * self.group * self.partial_len()
     }
 
     /// Elements of a head, as whole vectors.

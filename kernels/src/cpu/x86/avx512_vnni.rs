@@ -80,7 +80,7 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
     const INT_ROWS: usize = 12;
     const TILES: usize = 2;
     const TILES_OF_ONE: usize = 4;
-    const INT_TILES_OF_ONE: usize = 4;
+    const INT_TILES_OF_ONE: usize = 2;
 
     #[inline(always)]
     fn call<K: Kernel>(self, kernel: K) -> K::Output {
@@ -426,6 +426,49 @@ impl<const BF16: bool> Simd for Avx512<BF16> {
             }
             columns
         }
+    }
+
+    /// Each level of the sum brings two vectors into one: half of the shuffles of a transposition.
+    #[inline(always)]
+    fn reduce_add_each(self, v: [__m512; 16]) -> __m512 {
+        unsafe {
+            let mut fours = [_mm512_setzero_ps(); 4];
+            for (i, four) in fours.iter_mut().enumerate() {
+                let (low, high) = (add_halves(v[i], v[i + 4]), add_halves(v[i + 8], v[i + 12]));
+                *four = _mm512_add_ps(
+                    _mm512_shuffle_f32x4::<0b10_00_10_00>(low, high),
+                    _mm512_shuffle_f32x4::<0b11_01_11_01>(low, high),
+                );
+            }
+            let (even, odd) = (add_pairs(fours[0], fours[1]), add_pairs(fours[2], fours[3]));
+            _mm512_add_ps(
+                _mm512_shuffle_ps::<0b10_00_10_00>(even, odd),
+                _mm512_shuffle_ps::<0b11_01_11_01>(even, odd),
+            )
+        }
+    }
+}
+
+/// The upper eight lanes added to the lower ones: of `a`, then of `b`.
+#[inline(always)]
+fn add_halves(a: __m512, b: __m512) -> __m512 {
+    // SAFETY: the level was found on this machine, or nobody could call its operations.
+    unsafe {
+        _mm512_add_ps(
+            _mm512_shuffle_f32x4::<0b01_00_01_00>(a, b),
+            _mm512_shuffle_f32x4::<0b11_10_11_10>(a, b),
+        )
+    }
+}
+
+/// In each quarter the upper two lanes added to the lower ones: of `a`, then of `b`.
+#[inline(always)]
+fn add_pairs(a: __m512, b: __m512) -> __m512 {
+    // SAFETY: as above.
+    unsafe {
+        let (a, b) = (_mm512_castps_pd(a), _mm512_castps_pd(b));
+        let (low, high) = (_mm512_unpacklo_pd(a, b), _mm512_unpackhi_pd(a, b));
+        _mm512_add_ps(_mm512_castpd_ps(low), _mm512_castpd_ps(high))
     }
 }
 
