@@ -126,20 +126,6 @@ impl Frontend {
         self.text.chat(messages, options)
     }
 
-    /// How the model writes thoughts and calls of tools.
-    #[must_use]
-    pub fn answer_format(&self) -> AnswerFormat {
-        self.text.answer_format()
-    }
-
-    /// The compiler of grammars over the model's vocabulary.
-    ///
-    /// # Errors
-    /// When the vocabulary cannot be used for grammars.
-    pub fn grammars(&self) -> Result<Grammars> {
-        self.text.grammars()
-    }
-
     /// The tokens of a raw text, in which control tokens count.
     ///
     /// # Errors
