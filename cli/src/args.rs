@@ -10,6 +10,7 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::failure::Usage;
 use crate::numbers;
+use crate::server::config::ServeFlags;
 
 /// Runs language and vision-language models with online activation quantisation.
 #[derive(Debug, Parser)]
@@ -32,6 +33,7 @@ pub(crate) enum Command {
     Debug(DebugCommand),
     Info(InfoArgs),
     Run(Box<RunArgs>),
+    Serve(ServeArgs),
 }
 
 /// Answers a prompt, about pictures too; without one, on a terminal, chats
@@ -71,6 +73,16 @@ pub(crate) struct RunArgs {
     pub(crate) json: bool,
     #[command(flatten)]
     pub(crate) sampling: SamplingOptions,
+}
+
+/// Serves a model over HTTP, in the form of the chat completions API
+///
+/// Every setting is a flag, a key of the configuration file and an environment variable: --port is server.port and
+/// `CIDER_SERVE_SERVER_PORT`. docs/server.md lists them.
+#[derive(Debug, Args)]
+pub(crate) struct ServeArgs {
+    #[command(flatten)]
+    pub(crate) flags: ServeFlags,
 }
 
 /// How a model is loaded.
@@ -162,7 +174,7 @@ impl ImageBounds {
 #[derive(Debug, Args)]
 pub(crate) struct DeviceOptions {
     /// auto or cpu
-    #[arg(long, value_name = "D", default_value = "auto", value_parser = device)]
+    #[arg(long, value_name = "D", default_value = "auto", value_parser = check_device)]
     pub(crate) device: String,
     /// Threads [default: physical cores, or fewer where a quota says so]
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = numbers::threads)]
@@ -432,7 +444,7 @@ pub(crate) struct TokenizeInput {
     pub(crate) stdin: bool,
 }
 
-fn vision_scheme(name: &str) -> Result<Scheme, String> {
+pub(crate) fn vision_scheme(name: &str) -> Result<Scheme, String> {
     let known = Scheme::ALL.into_iter().find(|scheme| scheme.name() == name);
     known.ok_or_else(|| {
         format!(
@@ -442,7 +454,7 @@ fn vision_scheme(name: &str) -> Result<Scheme, String> {
     })
 }
 
-fn activations(name: &str) -> Result<DType, String> {
+pub(crate) fn activations(name: &str) -> Result<DType, String> {
     match name {
         "bf16" => Ok(DType::Bf16),
         "f32" => Ok(DType::F32),
@@ -450,7 +462,7 @@ fn activations(name: &str) -> Result<DType, String> {
     }
 }
 
-fn device(name: &str) -> Result<String, String> {
+pub(crate) fn check_device(name: &str) -> Result<String, String> {
     let kind = name.split(':').next().unwrap_or_default();
     match kind {
         "auto" | "cpu" if kind == name => Ok(name.to_owned()),
@@ -495,9 +507,13 @@ mod tests {
 
     #[test]
     fn devices_that_are_not_in_the_build_say_so() {
-        assert!(device("auto").is_ok() && device("cpu").is_ok());
-        assert!(device("cuda:0").unwrap_err().contains("not in this build"));
-        assert!(device("metal").unwrap_err().contains("only cpu"));
-        assert!(device("cpu:0").is_err() && device("tpu").is_err());
+        assert!(check_device("auto").is_ok() && check_device("cpu").is_ok());
+        assert!(
+            check_device("cuda:0")
+                .unwrap_err()
+                .contains("not in this build")
+        );
+        assert!(check_device("metal").unwrap_err().contains("only cpu"));
+        assert!(check_device("cpu:0").is_err() && check_device("tpu").is_err());
     }
 }

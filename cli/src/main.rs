@@ -13,6 +13,7 @@ mod model;
 mod numbers;
 mod pictures;
 mod progress;
+mod server;
 mod targets;
 
 use std::process::ExitCode;
@@ -26,7 +27,10 @@ fn main() -> ExitCode {
     // What `info` and the other `debug` commands find out is their output; these have a course to report.
     let has_course = matches!(
         cli.command,
-        Command::Bench(_) | Command::Run(_) | Command::Debug(DebugCommand::Logits(_))
+        Command::Bench(_)
+            | Command::Run(_)
+            | Command::Serve(_)
+            | Command::Debug(DebugCommand::Logits(_))
     );
     log::start(cli.quiet || !has_course);
     let result = match &cli.command {
@@ -34,6 +38,7 @@ fn main() -> ExitCode {
         Command::Debug(args) => cmd::debug::run(args),
         Command::Info(args) => cmd::info::run(args),
         Command::Run(args) => cmd::run::run(args, cli.quiet),
+        Command::Serve(args) => cmd::serve::run(args, cli.quiet),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -39,6 +39,14 @@ pub enum Error {
     /// The work was ended before its time by the one who asked for it.
     #[error("stopped")]
     Cancelled,
+    /// A JSON schema, expression or grammar that an answer is to keep to is refused, or took too much work.
+    #[error("{kind}: {what}")]
+    Grammar {
+        /// The kind of rule, as in `json_schema`.
+        kind: &'static str,
+        /// What is wrong with it.
+        what: String,
+    },
     /// An image is refused.
     #[error("image {} ({}): {fault}", index + 1, shown_name(name))]
     Image {
@@ -83,6 +91,9 @@ pub enum Error {
         /// The position of the token in its sequence.
         position: usize,
     },
+    /// The program went wrong while it worked at a request; what others asked for goes on.
+    #[error("internal error: {0}")]
+    Panicked(String),
     /// A request asks for something that cannot be done.
     #[error("{0}")]
     Request(String),

@@ -22,7 +22,9 @@ pub use cider_kernels::{
 };
 pub use convert::{Convert, ConvertOptions, ConvertReport, convert_model};
 pub use engine::{
-    Cancel, Engine, EngineOptions, Event, Generation, ImageTimes, Request, TextSide, VisionSide,
+    BatchEngine, BatchEvent, BatchOptions, BatchRequest, BatchStats, Cancel, ChatPrompt, Engine,
+    EngineOptions, Event, Frontend, Generation, ImageTimes, Outcome, PreparedImage, Request,
+    RequestId, Step, TextSide, TokenInfo, VisionSide,
 };
 pub use error::{Error, Result};
 pub use half::bf16;

@@ -6,3 +6,4 @@ pub(crate) mod debug;
 pub(crate) mod info;
 mod report;
 pub(crate) mod run;
+pub(crate) mod serve;

@@ -21,6 +21,7 @@ mod pictures;
 mod process;
 #[path = "../../../testdata/recipe.rs"]
 mod recipe;
+mod server;
 mod snapshots;
 mod startup;
 mod support;

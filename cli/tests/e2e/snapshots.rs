@@ -9,6 +9,7 @@ fn help_is_as_it_was() {
     let commands = [
         "",
         "run",
+        "serve",
         "bench",
         "bench attention",
         "bench linear",

@@ -1,5 +1,7 @@
 //! A model with its words: from a prompt to a text.
 
+mod batch;
+mod image_cache;
 mod opening;
 mod request;
 mod text_side;
@@ -14,10 +16,15 @@ use std::time::{Duration, Instant};
 
 use cider_kernels::Backend;
 
+pub use self::batch::{
+    BatchEngine, BatchEvent, BatchOptions, BatchRequest, BatchStats, Frontend, Outcome,
+    PreparedImage, RequestId, Step, TokenInfo,
+};
+use self::image_cache::ImageCache;
 use self::opening::Opening;
 use self::request::Output;
 pub use self::request::{Cancel, Event, Generation, Request};
-pub use self::text_side::TextSide;
+pub use self::text_side::{ChatPrompt, TextSide};
 pub use self::vision_side::{ImageTimes, VisionSide};
 use crate::error::{Error, Result};
 use crate::generate::{
@@ -57,44 +64,17 @@ impl Words {
     }
 }
 
-/// A model that answers.
-///
-/// ```no_run
-/// use std::path::Path;
-/// use std::sync::Arc;
-///
-/// use cider::{CpuBackend, Engine, EngineOptions, Event, Request};
-/// use cider::text::{Message, Role};
-///
-/// let backend = Arc::new(CpuBackend::from_env(None)?);
-/// let model = Path::new("SmolLM2-135M-Instruct.Q4_1.gguf");
-/// let mut engine = Engine::open(model, backend, &EngineOptions::default(), &mut |_| {})?;
-/// let question = [Message::new(Role::User, "What is the capital of France?")];
-/// let prompt = engine.chat_prompt(&question, &Default::default())?;
-/// let answer = engine.generate(&Request::new(prompt), &mut |event| {
-///     if let Event::Text(text) = event {
-///         print!("{text}");
-///     }
-/// })?;
-/// println!("\n{} tokens", answer.generated_tokens);
-/// # Ok::<(), cider::Error>(())
-/// ```
-#[derive(Debug)]
-pub struct Engine {
+/// A model that was opened: its weights, its words and its eyes.
+struct Opened {
     runner: Runner,
     text: TextSide,
     vision: Option<VisionSide>,
     generation: GenerationConfig,
-    /// The sequence of the last request: the next one keeps what both prompts begin with.
-    last: Sequence,
 }
 
-impl Engine {
-    /// Opens the model at `path`: a folder or a GGUF file.
-    ///
-    /// # Errors
-    /// When a file is missing, damaged or not supported; the error names it.
-    pub fn open(
+impl Opened {
+    /// Opens the model at `path`.
+    fn open(
         path: &Path,
         backend: Arc<dyn Backend>,
         options: &EngineOptions,
@@ -128,12 +108,73 @@ impl Engine {
             all: started.elapsed(),
         };
         opening.log();
-        let last = Sequence::new(&[], runner.context());
         Ok(Self {
             runner,
             text,
             vision,
             generation: checkpoint.generation,
+        })
+    }
+}
+
+/// A model that answers.
+///
+/// ```no_run
+/// use std::path::Path;
+/// use std::sync::Arc;
+///
+/// use cider::{CpuBackend, Engine, EngineOptions, Event, Request};
+/// use cider::text::{Message, Role};
+///
+/// let backend = Arc::new(CpuBackend::from_env(None)?);
+/// let model = Path::new("SmolLM2-135M-Instruct.Q4_1.gguf");
+/// let mut engine = Engine::open(model, backend, &EngineOptions::default(), &mut |_| {})?;
+/// let question = [Message::new(Role::User, "What is the capital of France?")];
+/// let prompt = engine.chat_prompt(&question, &Default::default())?;
+/// let answer = engine.generate(&Request::new(prompt), &mut |event| {
+///     if let Event::Text(text) = event {
+///         print!("{text}");
+///     }
+/// })?;
+/// println!("\n{} tokens", answer.generated_tokens);
+/// # Ok::<(), cider::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Engine {
+    runner: Runner,
+    text: TextSide,
+    vision: Option<VisionSide>,
+    /// What the tower made of the last pictures.
+    pictures: ImageCache,
+    generation: GenerationConfig,
+    /// The sequence of the last request: the next one keeps what both prompts begin with.
+    last: Sequence,
+}
+
+impl Engine {
+    /// Opens the model at `path`: a folder or a GGUF file.
+    ///
+    /// # Errors
+    /// When a file is missing, damaged or not supported; the error names it.
+    pub fn open(
+        path: &Path,
+        backend: Arc<dyn Backend>,
+        options: &EngineOptions,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<Self> {
+        let Opened {
+            runner,
+            text,
+            vision,
+            generation,
+        } = Opened::open(path, backend, options, progress)?;
+        let last = Sequence::new(&[], runner.context());
+        Ok(Self {
+            runner,
+            text,
+            vision,
+            pictures: ImageCache::new(CACHE_BYTES),
+            generation,
             last,
         })
     }
@@ -241,7 +282,7 @@ impl Engine {
         times: &mut ImageTimes,
         watch: &mut dyn FnMut(usize, usize) -> bool,
     ) -> Result<(Vec<u32>, Vec<PromptImage>)> {
-        let Some(vision) = &mut self.vision else {
+        let Some(vision) = &self.vision else {
             return match images.len() {
                 0 => Ok((prompt.to_vec(), Vec::new())),
                 _ => Err(Error::Request("the model has no vision input".into())),
@@ -261,7 +302,8 @@ impl Engine {
             if !watch(0, vision.config().blocks) {
                 return Err(Error::Cancelled);
             }
-            features.push(vision.encode(&self.runner, image, times, &mut watch)?);
+            let (runner, pictures) = (&self.runner, &mut self.pictures);
+            features.push(vision.encode(runner, pictures, image, times, &mut watch)?);
         }
         place_images(prompt, pad, &features)
     }
@@ -278,7 +320,7 @@ impl Engine {
     ) -> Result<Generation> {
         let limit = self.room(request)?;
         let mut sampler = self.sampler(&request.sampling)?;
-        let mut output = Output::new(&request.stops, self.text.end_tokens.clone())?;
+        let mut output = Output::new(&request.stops)?;
         self.last.restart(&request.prompt, request.images.clone());
         let cached = self.last.computed().min(request.prompt.len() - 1);
         self.last.computed = cached;
@@ -310,12 +352,16 @@ impl Engine {
                 &mut decode
             };
             *spent += step.elapsed();
-            if output.push(id, &self.text.tokenizer, on_event) {
+            if self.text.end_tokens.contains(&id)
+                || output.push(&output.bytes(id, &self.text.tokenizer), &mut |text| {
+                    on_event(Event::Text(text));
+                })
+            {
                 reason = StopReason::Stop;
                 break;
             }
         }
-        output.finish(on_event);
+        output.finish(&mut |text| on_event(Event::Text(text)));
         Ok(Generation {
             text: output.text,
             tokens: self.last.generated().to_vec(),
@@ -369,3 +415,6 @@ impl Engine {
         }])
     }
 }
+
+/// Features that are remembered, the latest picture's in any case: some thirty screenshots of a 2B model.
+const CACHE_BYTES: usize = 256 << 20;

@@ -125,55 +125,65 @@ fn rate(tokens: usize, time: Duration) -> f64 {
 /// Tokens on their way to text: decoded, then looked through for stops.
 #[derive(Debug)]
 pub(super) struct Output {
-    end_tokens: Vec<u32>,
     decoder: StreamDecoder,
     stops: StopMatcher,
     pub(super) text: String,
+    /// Control tokens that are text all the same.
+    shown: Vec<u32>,
 }
 
 impl Output {
-    pub(super) fn new(stops: &[String], end_tokens: Vec<u32>) -> Result<Self> {
+    pub(super) fn new(stops: &[String]) -> Result<Self> {
         let stops = StopMatcher::new(stops)?;
         Ok(Self {
-            end_tokens,
             decoder: StreamDecoder::new(),
             stops,
             text: String::new(),
+            shown: Vec::new(),
         })
     }
 
-    /// Takes a token; whether it ends the answer.
-    pub(super) fn push(
-        &mut self,
-        id: u32,
-        tokenizer: &Tokenizer,
-        on_event: &mut dyn FnMut(Event<'_>),
-    ) -> bool {
-        if self.end_tokens.contains(&id) {
-            return true;
+    /// The same, with control tokens that are text all the same.
+    pub(super) fn showing(self, shown: Vec<u32>) -> Self {
+        Self { shown, ..self }
+    }
+
+    /// The bytes that a token adds to the text.
+    pub(super) fn bytes(&self, id: u32, tokenizer: &Tokenizer) -> Vec<u8> {
+        if tokenizer.is_special(id) && !self.shown.contains(&id) {
+            return Vec::new();
         }
-        if tokenizer.is_special(id) {
+        tokenizer.token_bytes(id).unwrap_or_default()
+    }
+
+    /// Takes the bytes of a token; whether a stop text ends the answer.
+    pub(super) fn push(&mut self, bytes: &[u8], on_text: &mut dyn FnMut(&str)) -> bool {
+        if bytes.is_empty() {
             return false;
         }
-        let bytes = tokenizer.token_bytes(id).unwrap_or_default();
-        let (text, stopped) = self.stops.push(self.decoder.push(&bytes));
-        emit(text, &mut self.text, on_event);
+        let (text, stopped) = self.stops.push(self.decoder.push(bytes));
+        emit(text, &mut self.text, on_text);
         stopped == Stopped::Yes
     }
 
     /// Gives out what was held back.
-    pub(super) fn finish(&mut self, on_event: &mut dyn FnMut(Event<'_>)) {
+    pub(super) fn finish(&mut self, on_text: &mut dyn FnMut(&str)) {
         let (text, stopped) = self.stops.push(self.decoder.finish());
-        emit(text, &mut self.text, on_event);
+        emit(text, &mut self.text, on_text);
         if stopped != Stopped::Yes {
-            emit(self.stops.finish(), &mut self.text, on_event);
+            emit(self.stops.finish(), &mut self.text, on_text);
         }
+    }
+
+    /// The stop text that ended the answer.
+    pub(super) fn stop(&self) -> Option<&str> {
+        self.stops.found()
     }
 }
 
-fn emit(text: &str, all: &mut String, on_event: &mut dyn FnMut(Event<'_>)) {
+fn emit(text: &str, all: &mut String, on_text: &mut dyn FnMut(&str)) {
     if !text.is_empty() {
         all.push_str(text);
-        on_event(Event::Text(text));
+        on_text(text);
     }
 }

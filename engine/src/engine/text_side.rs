@@ -1,12 +1,16 @@
 //! The tokenizer, the chat template and the end tokens of a checkpoint.
 
 use std::path::Path;
+use std::sync::{Mutex, PoisonError};
 
 use crate::error::{Error, Result};
 use crate::generate::{check_places, eos_ids};
 use crate::load::gguf::Metadata;
 use crate::load::{Checkpoint, VisionConfig};
-use crate::text::{ChatTemplate, GgufVocabulary, Message, RenderOptions, Tokenizer};
+use crate::text::{
+    AnswerFormat, ChatTemplate, GgufVocabulary, Grammars, Message, Opening, RenderOptions,
+    Tokenizer,
+};
 
 /// What turns words into tokens and back: all of a checkpoint that needs no weights.
 #[derive(Debug)]
@@ -17,6 +21,17 @@ pub struct TextSide {
     pub template: Option<ChatTemplate>,
     /// The tokens that end a text.
     pub end_tokens: Vec<u32>,
+    /// Built when the first request needs it.
+    grammars: Mutex<Option<Grammars>>,
+}
+
+/// A chat, ready to be answered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ChatPrompt {
+    /// The tokens.
+    pub ids: Vec<u32>,
+    /// Where they leave the answer.
+    pub opening: Opening,
 }
 
 impl TextSide {
@@ -54,6 +69,7 @@ impl TextSide {
             tokenizer,
             template,
             end_tokens,
+            grammars: Mutex::default(),
         })
     }
 
@@ -71,6 +87,14 @@ impl TextSide {
     /// # Errors
     /// When there is no chat template, or the template refuses the messages.
     pub fn chat_prompt(&self, messages: &[Message], options: &RenderOptions) -> Result<Vec<u32>> {
+        Ok(self.chat(messages, options)?.ids)
+    }
+
+    /// The tokens of a chat, and the state in which they leave the answer.
+    ///
+    /// # Errors
+    /// As [`TextSide::chat_prompt`].
+    pub fn chat(&self, messages: &[Message], options: &RenderOptions) -> Result<ChatPrompt> {
         let Some(template) = &self.template else {
             return Err(Error::Request(
                 "the model has no chat template: give one, or use a raw prompt".into(),
@@ -81,9 +105,36 @@ impl TextSide {
             add_generation_prompt: true,
             ..options.clone()
         };
-        template
-            .render(messages, &options, &self.tokenizer)?
-            .tokenize(&self.tokenizer)
+        let prompt = template.render(messages, &options, &self.tokenizer)?;
+        let opening = if self.answer_format().reasoning {
+            template.opening(&prompt, messages, &options, &self.tokenizer)?
+        } else {
+            Opening::Closed
+        };
+        Ok(ChatPrompt {
+            ids: prompt.tokenize(&self.tokenizer)?,
+            opening,
+        })
+    }
+
+    /// How the model writes thoughts and calls of tools.
+    #[must_use]
+    pub fn answer_format(&self) -> AnswerFormat {
+        AnswerFormat::of(self.template.as_ref(), &self.tokenizer)
+    }
+
+    /// The compiler of grammars over this vocabulary, which is built once.
+    ///
+    /// # Errors
+    /// As [`Grammars::new`].
+    pub fn grammars(&self) -> Result<Grammars> {
+        let mut grammars = self.grammars.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(grammars) = &*grammars {
+            return Ok(grammars.clone());
+        }
+        let built = Grammars::new(&self.tokenizer, &self.end_tokens)?;
+        *grammars = Some(built.clone());
+        Ok(built)
     }
 
     /// Refuses a prompt that has more or fewer places for images than there are images.

@@ -1,12 +1,12 @@
 //! Pictures for a model that sees: read, cut, encoded once, and remembered.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::image_cache::{ImageCache, ImageKey};
 use crate::error::{Error, Result};
 use crate::generate::{ImageFeatures, Runner};
-use crate::image::{ImageDigest, ImageProcessor, ImageSize, PixelBudget, RgbImage};
+use crate::image::{ImageProcessor, ImageSize, PixelBudget, RgbImage};
 use crate::load::{Checkpoint, VisionConfig};
 
 /// What turns pictures into tokens.
@@ -14,9 +14,6 @@ use crate::load::{Checkpoint, VisionConfig};
 pub struct VisionSide {
     config: VisionConfig,
     processor: ImageProcessor,
-    /// Features of the last pictures, the latest last.
-    cache: VecDeque<(ImageDigest, Arc<ImageFeatures>)>,
-    cached_bytes: usize,
 }
 
 /// What a picture cost.
@@ -49,12 +46,7 @@ impl VisionSide {
                 return Err(Error::file(&checkpoint.path, what));
             }
         }
-        Ok(Some(Self {
-            config,
-            processor,
-            cache: VecDeque::new(),
-            cached_bytes: 0,
-        }))
+        Ok(Some(Self { config, processor }))
     }
 
     /// The tower's shape and its tokens.
@@ -118,21 +110,18 @@ impl VisionSide {
         Ok(())
     }
 
-    /// The tokens of a picture; those of the last ones are remembered.
+    /// The tokens of a picture; those of the last ones are in `pictures`.
     pub(super) fn encode(
-        &mut self,
+        &self,
         runner: &Runner,
+        pictures: &mut ImageCache,
         image: &RgbImage,
         times: &mut ImageTimes,
         watch: &mut dyn FnMut(usize, usize) -> bool,
     ) -> Result<Arc<ImageFeatures>> {
         let started = Instant::now();
-        let digest = self.processor.digest(image);
-        if let Some(at) = self.cache.iter().position(|(known, _)| *known == digest)
-            && let Some(entry) = self.cache.remove(at)
-        {
-            let features = Arc::clone(&entry.1);
-            self.cache.push_back(entry);
+        let key = ImageKey::new(&[0; 32], *self.processor.digest(image).as_bytes());
+        if let Some(features) = pictures.find(&key, started) {
             times.preprocess += started.elapsed();
             return Ok(features);
         }
@@ -141,20 +130,7 @@ impl VisionSide {
         let started = Instant::now();
         let features = Arc::new(runner.encode_watched(&patches, watch)?);
         times.encode += started.elapsed();
-        self.remember(digest, &features);
+        pictures.remember(key, &features, started);
         Ok(features)
     }
-
-    fn remember(&mut self, digest: ImageDigest, features: &Arc<ImageFeatures>) {
-        self.cached_bytes += features.bytes();
-        self.cache.push_back((digest, Arc::clone(features)));
-        while self.cached_bytes > CACHE_BYTES && self.cache.len() > 1 {
-            if let Some((_, oldest)) = self.cache.pop_front() {
-                self.cached_bytes -= oldest.bytes();
-            }
-        }
-    }
 }
-
-/// Features that are remembered, the latest picture's in any case: some thirty screenshots of a 2B model.
-const CACHE_BYTES: usize = 256 << 20;

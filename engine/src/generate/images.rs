@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use cider_kernels::Tensor;
+use cider_kernels::{DType, Tensor};
 
 use crate::error::{Error, Result};
 
@@ -40,6 +40,15 @@ impl ImageFeatures {
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.tensors().into_iter().map(Tensor::bytes).sum()
+    }
+
+    /// What stands for an image whose tokens are in the cache: its shape without its features.
+    pub(crate) fn shape_only(tokens: usize, grid: [usize; 3]) -> Result<Self> {
+        Ok(Self {
+            tokens: Tensor::zeros(DType::F32, tokens, 0)?,
+            levels: Vec::new(),
+            grid,
+        })
     }
 
     /// Tokens along height and width.
@@ -152,6 +161,17 @@ pub fn find_images(
     pad: u32,
     images: &[Arc<ImageFeatures>],
 ) -> Result<Vec<PromptImage>> {
+    let tokens: Vec<_> = images.iter().map(|features| features.tokens()).collect();
+    let starts = find_runs(ids, pad, &tokens)?.into_iter();
+    let bound = starts.zip(images).map(|(start, features)| PromptImage {
+        start,
+        features: Arc::clone(features),
+    });
+    Ok(bound.collect())
+}
+
+/// Where the runs of pads of a prompt begin, which must have as many tokens each as its image.
+pub(crate) fn find_runs(ids: &[u32], pad: u32, images: &[usize]) -> Result<Vec<usize>> {
     let mut runs: Vec<(usize, usize)> = Vec::new();
     for (place, _) in ids.iter().enumerate().filter(|(_, id)| **id == pad) {
         match runs.last_mut() {
@@ -168,13 +188,9 @@ pub fn find_images(
         .into_iter()
         .zip(images)
         .enumerate()
-        .map(|(i, ((start, found), features))| {
-            let expected = features.tokens();
+        .map(|(i, ((start, found), &expected))| {
             if found == expected {
-                return Ok(PromptImage {
-                    start,
-                    features: Arc::clone(features),
-                });
+                return Ok(start);
             }
             let what = format!(
                 "image {} has {expected} tokens, the prompt has {found} for it",

@@ -6,6 +6,8 @@ use std::str::FromStr;
 use cider_kernels::{DType, KV_BLOCK, KvLayer, KvRows};
 
 use super::batch::Work;
+use super::prefix_cache::BlockPool;
+use super::prefix_digest::PrefixDigest;
 use super::sequence::Sequence;
 use crate::error::{Error, Result};
 use crate::load::ModelConfig;
@@ -109,8 +111,7 @@ impl fmt::Display for CacheTypes {
 #[derive(Debug)]
 pub struct KvCache {
     pub(super) layers: Vec<KvLayer>,
-    /// Blocks that belong to nobody, the next one last.
-    free: Vec<u32>,
+    pool: BlockPool,
 }
 
 impl KvCache {
@@ -134,7 +135,7 @@ impl KvCache {
         let layers = (0..config.layers).map(layer).collect::<Result<_>>()?;
         Ok(Self {
             layers,
-            free: (0..count).rev().collect(),
+            pool: BlockPool::new(count),
         })
     }
 
@@ -147,7 +148,17 @@ impl KvCache {
     /// Blocks that belong to nobody.
     #[must_use]
     pub fn free_blocks(&self) -> usize {
-        self.free.len()
+        self.pool.available()
+    }
+
+    /// The blocks, and who holds them.
+    pub(crate) fn pool(&self) -> &BlockPool {
+        &self.pool
+    }
+
+    /// The blocks, to name them and to forget names.
+    pub(crate) fn pool_mut(&mut self) -> &mut BlockPool {
+        &mut self.pool
     }
 
     /// Refuses works that need more blocks together than are free.
@@ -158,8 +169,8 @@ impl KvCache {
                 .saturating_sub(item.sequence.blocks.len())
         };
         let missing: usize = work.iter().map(missing).sum();
-        if missing > self.free.len() {
-            return Err(full(missing, self.free.len()));
+        if missing > self.free_blocks() {
+            return Err(full(missing, self.free_blocks()));
         }
         Ok(())
     }
@@ -172,19 +183,50 @@ impl KvCache {
         let missing = tokens
             .div_ceil(KV_BLOCK)
             .saturating_sub(sequence.blocks.len());
-        if missing > self.free.len() {
-            return Err(full(missing, self.free.len()));
+        if missing > self.free_blocks() {
+            return Err(full(missing, self.free_blocks()));
         }
+        let pool = &mut self.pool;
         sequence
             .blocks
-            .extend(self.free.drain(self.free.len() - missing..).rev());
+            .extend((0..missing).filter_map(|_| pool.take()));
         Ok(())
     }
 
     /// Takes all blocks of a sequence back; nothing of it is computed then.
     pub fn release(&mut self, sequence: &mut Sequence) {
-        self.free.extend(sequence.blocks.drain(..).rev());
+        // The last first: of a beginning that is remembered, the end is forgotten first.
+        for block in sequence.blocks.drain(..).rev() {
+            self.pool.give_back(block);
+        }
         sequence.computed = 0;
+    }
+
+    /// Gives a sequence whose next token begins a block the block of this name, if there is one.
+    pub(crate) fn attach(&mut self, sequence: &mut Sequence, name: &PrefixDigest) -> bool {
+        if sequence.computed != sequence.blocks.len() * KV_BLOCK {
+            return false;
+        }
+        let Some(block) = self.pool.take_named(name) else {
+            return false;
+        };
+        sequence.blocks.push(block);
+        sequence.computed += KV_BLOCK;
+        true
+    }
+
+    /// Names the blocks of a sequence's prompt that are computed, from the `first` on.
+    pub(crate) fn name_blocks(
+        &mut self,
+        sequence: &Sequence,
+        names: &[PrefixDigest],
+        first: usize,
+    ) {
+        let computed = sequence.computed / KV_BLOCK;
+        let blocks = sequence.blocks.iter().zip(names).take(computed);
+        for (&block, &name) in blocks.skip(first) {
+            self.pool.name(block, name);
+        }
     }
 }
 

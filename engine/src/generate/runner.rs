@@ -3,16 +3,17 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use cider_kernels::{Backend, DType};
+use cider_kernels::{Backend, DType, KV_BLOCK};
 
 use super::batch::{Batch, Work};
 use super::images::ImageFeatures;
 use super::kv_cache::{CacheType, CacheTypes, KvCache};
+use super::memory::available_memory;
 use super::sequence::Sequence;
 use crate::error::{Error, Result};
 use crate::image::Patches;
 use crate::load::{Checkpoint, ModelConfig};
-use crate::models::{self, LoadOptions, Model, Progress};
+use crate::models::{self, ImageEncoding, LoadOptions, Model, Progress};
 use crate::nn::{Arena, Sizes};
 use crate::scheme::{Quantization, Scheme};
 
@@ -246,7 +247,29 @@ impl Runner {
         image: &Patches,
         watch: &mut dyn FnMut(usize, usize) -> bool,
     ) -> Result<ImageFeatures> {
-        self.model.encode(&*self.backend, image, watch)
+        let mut encoding = self.begin_image(image)?;
+        loop {
+            let (done, blocks) = encoding.progress();
+            if done < blocks && !watch(done, blocks) {
+                return Err(Error::Cancelled);
+            }
+            if let Some(features) = self.advance_image(&mut encoding)? {
+                return Ok(features);
+            }
+        }
+    }
+
+    /// Begins to make tokens of an image.
+    pub(crate) fn begin_image(&self, image: &Patches) -> Result<ImageEncoding> {
+        self.model.begin_image(&*self.backend, image)
+    }
+
+    /// Takes an image through the next block of the vision tower; its tokens, behind the last.
+    pub(crate) fn advance_image(
+        &self,
+        encoding: &mut ImageEncoding,
+    ) -> Result<Option<ImageFeatures>> {
+        self.model.advance_image(&*self.backend, encoding)
     }
 
     /// The logits of the `token`-th token of those asked for by the `work`-th work of the last step.
@@ -260,6 +283,25 @@ impl Runner {
         };
         let columns = self.arena.logits.cols();
         Ok(&mut self.arena.logits.as_mut_slice::<f32>()?[row * columns..][..columns])
+    }
+
+    /// The cache.
+    pub(crate) fn cache(&self) -> &KvCache {
+        &self.cache
+    }
+
+    /// The cache, to share what sequences begin with.
+    pub(crate) fn cache_mut(&mut self) -> &mut KvCache {
+        &mut self.cache
+    }
+
+    /// Replaces the cache, of which nobody holds anything, with one of `tokens` tokens for `sequences` sequences
+    /// at once, which may share blocks.
+    pub(crate) fn replace_cache(&mut self, tokens: usize, sequences: usize) -> Result<()> {
+        self.cache = KvCache::new(self.model.config(), self.cache_types, tokens)?;
+        let blocks = sequences.saturating_mul(self.context.min(tokens).div_ceil(KV_BLOCK));
+        self.batch = Batch::with_capacity(self.rows, blocks, self.model.config().rope_axes());
+        Ok(())
     }
 
     /// Takes the cache of a sequence back.
@@ -370,23 +412,6 @@ fn cache_types(config: &ModelConfig, options: &RunnerOptions) -> CacheTypes {
     };
     tracing::info!("kv cache: {types}, {bytes} bytes a token{why}");
     types
-}
-
-/// Bytes of memory that can still be had, where the system says so.
-#[must_use]
-pub fn available_memory() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text
-        .lines()
-        .find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    Some(
-        line.trim()
-            .trim_end_matches(" kB")
-            .trim()
-            .parse::<u64>()
-            .ok()?
-            * 1024,
-    )
 }
 
 /// The context of a model that could have a longer one: what fits most uses without a large cache.

@@ -4,10 +4,13 @@
 //! prompt and generated tokens), then presence and frequency penalty (over generated tokens, as
 //! the chat completions API defines them), temperature, top-k, top-p, min-p; each filter sees
 //! what the one before left. vLLM applies min-p before top-k, llama.cpp the temperature last.
+//! A constraint forbids tokens after the penalties and before everything else, so that the filters
+//! choose among allowed tokens alone.
 
 use std::cmp::Ordering;
 use std::hash::{BuildHasher, Hasher, RandomState};
 
+use super::constraint::Constraint;
 use super::random::Random;
 use super::sampling_params::SamplingParams;
 use crate::{Error, Result};
@@ -94,6 +97,19 @@ impl Sampler {
     /// # Errors
     /// [`Error::NonFinite`] if any logit is a NaN or an infinity; nothing is drawn then.
     pub fn sample(&mut self, logits: &mut [f32], history: History<'_>) -> Result<u32> {
+        self.sample_within(logits, history, None)
+    }
+
+    /// Chooses the next token among those the constraint allows, and tells the constraint.
+    ///
+    /// # Errors
+    /// As [`Sampler::sample`]; as the constraint; [`Error::Request`] if it allows no token.
+    pub fn sample_within(
+        &mut self,
+        logits: &mut [f32],
+        history: History<'_>,
+        constraint: Option<&mut dyn Constraint>,
+    ) -> Result<u32> {
         if !logits.iter().all(|logit| logit.is_finite()) {
             let tokens = history.prompt.len() + history.generated.len();
             return Err(Error::NonFinite {
@@ -103,15 +119,30 @@ impl Sampler {
         let known = self.vocab_size.min(logits.len());
         let logits = logits.get_mut(..known).unwrap_or_default();
         self.penalize(logits, history);
+        let Some(constraint) = constraint else {
+            return Ok(self.choose(logits));
+        };
+        constraint.mask(logits)?;
+        if logits.iter().all(|&logit| logit == f32::NEG_INFINITY) {
+            let what = "the rule of the answer allows no token of the vocabulary";
+            return Err(Error::Request(what.to_owned()));
+        }
+        let id = self.choose(logits);
+        constraint.accept(id)?;
+        Ok(id)
+    }
+
+    /// One logit at least is finite; those at negative infinity are never chosen.
+    fn choose(&mut self, logits: &[f32]) -> u32 {
         if self.params.temperature == 0.0 || self.params.top_k == 1 {
-            return Ok(argmax(logits));
+            return argmax(logits);
         }
         self.collect(logits);
         self.keep_top_k();
         self.weigh();
         self.keep_top_p();
         self.keep_min_p();
-        Ok(self.draw())
+        self.draw()
     }
 
     fn penalize(&mut self, logits: &mut [f32], history: History<'_>) {
@@ -176,15 +207,17 @@ impl Sampler {
         let largest = logits.iter().copied().fold(f32::MIN, f32::max);
         let temperature = self.params.temperature;
         self.candidates.clear();
-        self.candidates
-            .extend((0_u32..).zip(logits).map(|(id, &logit)| {
-                let logit = ((logit - largest) / temperature).max(f32::MIN);
-                Candidate {
-                    weight: 0.0,
-                    logit,
-                    id,
-                }
-            }));
+        let allowed = (0_u32..)
+            .zip(logits)
+            .filter(|&(_, &logit)| logit > f32::NEG_INFINITY);
+        self.candidates.extend(allowed.map(|(id, &logit)| {
+            let logit = ((logit - largest) / temperature).max(f32::MIN);
+            Candidate {
+                weight: 0.0,
+                logit,
+                id,
+            }
+        }));
     }
 
     fn keep_top_k(&mut self) {
@@ -258,25 +291,6 @@ impl Sampler {
         }
         chosen
     }
-}
-
-/// The logarithm of the probability of `id` under the softmax of `logits`; `None` if there is no
-/// such logit.
-#[must_use]
-pub fn log_probability(logits: &[f32], id: u32) -> Option<f32> {
-    let logit = *logits.get(id as usize)?;
-    Some((f64::from(logit) - log_sum_exp(logits)) as f32)
-}
-
-/// The logarithm of the sum of the exponentials.
-#[must_use]
-pub fn log_sum_exp(logits: &[f32]) -> f64 {
-    let largest = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
-    let sum: f64 = logits
-        .iter()
-        .map(|&logit| (f64::from(logit) - largest).exp())
-        .sum();
-    largest + sum.ln()
 }
 
 /// The id of the largest logit, the lowest of several; a NaN is never the largest.
@@ -517,14 +531,117 @@ mod tests {
         assert_eq!(after(&all, &logits, history), [2.0, -2.0, 0.0, -0.5, 3.0]);
     }
 
+    /// Allows a set of ids, and notes what was chosen.
+    struct Only(Vec<u32>, Vec<u32>);
+
+    impl Constraint for Only {
+        fn mask(&mut self, logits: &mut [f32]) -> Result<()> {
+            for (id, logit) in (0_u32..).zip(logits) {
+                if !self.0.contains(&id) {
+                    *logit = f32::NEG_INFINITY;
+                }
+            }
+            Ok(())
+        }
+
+        fn accept(&mut self, token: u32) -> Result<()> {
+            self.1.push(token);
+            Ok(())
+        }
+
+        fn finished(&self) -> bool {
+            false
+        }
+    }
+
     #[test]
-    fn log_probabilities_add_up() {
-        let logits = [1000.0, 1001.0, 999.0];
-        let sum: f64 = (0..3)
-            .map(|id| f64::from(log_probability(&logits, id).unwrap()).exp())
-            .sum();
-        assert!((sum - 1.0).abs() < 1e-4, "{sum}");
-        assert_eq!(log_probability(&[5.0], 0), Some(0.0));
-        assert_eq!(log_probability(&logits, 3), None);
+    fn a_constraint_decides_before_the_filters() {
+        let cases = [
+            params(),
+            SamplingParams {
+                temperature: 0.0,
+                ..params()
+            },
+            SamplingParams {
+                top_k: 1,
+                ..params()
+            },
+            SamplingParams {
+                top_k: 2,
+                top_p: 0.9,
+                min_p: 0.1,
+                ..params()
+            },
+            SamplingParams {
+                temperature: 100.0,
+                ..params()
+            },
+        ];
+        for params in cases {
+            let mut sampler = Sampler::new(&params, 6, 6).unwrap();
+            let mut rule = Only(vec![0, 5], Vec::new());
+            for _ in 0..200 {
+                // The forbidden ones are the most probable, and the penalties must not bring them back.
+                let mut logits = [f32::MIN, 90.0, 80.0, 70.0, 60.0, f32::MIN];
+                let id = sampler
+                    .sample_within(&mut logits, History::default(), Some(&mut rule))
+                    .unwrap();
+                assert!(id == 0 || id == 5, "{params:?}");
+                assert_eq!(rule.1.last(), Some(&id));
+            }
+        }
+    }
+
+    #[test]
+    fn penalties_never_bring_back_what_is_forbidden() {
+        let penalised = SamplingParams {
+            temperature: 0.0,
+            repetition_penalty: 100.0,
+            frequency_penalty: -2.0,
+            ..params()
+        };
+        let mut sampler = Sampler::new(&penalised, 3, 3).unwrap();
+        let history = History {
+            prompt: &[2],
+            generated: &[0, 1],
+        };
+        let mut rule = Only(vec![2], Vec::new());
+        let id = sampler.sample_within(&mut [5.0, 5.0, -5.0], history, Some(&mut rule));
+        assert_eq!(id.unwrap(), 2);
+    }
+
+    #[test]
+    fn a_constraint_that_allows_nothing_is_an_error() {
+        let mut sampler = Sampler::new(&params(), 3, 2).unwrap();
+        let before = sampler.random.clone().unit().to_bits();
+        // Id 2 has a logit and no token.
+        let mut rule = Only(vec![2], Vec::new());
+        let chosen = sampler.sample_within(&mut [0.0; 3], History::default(), Some(&mut rule));
+        assert!(matches!(chosen, Err(Error::Request(_))), "{chosen:?}");
+        assert_eq!(rule.1, [0; 0]);
+        assert_eq!(sampler.random.unit().to_bits(), before, "nothing was drawn");
+    }
+
+    /// C051: a temperature of 0, and one next to it, take the largest and no NaN.
+    #[test]
+    fn no_temperature_divides_by_zero() {
+        for temperature in [0.0, 1e-6, f32::MIN_POSITIVE] {
+            let params = SamplingParams {
+                temperature,
+                ..params()
+            };
+            assert_eq!(draw(&params, &[1.0, 3.0, 2.0], 100), [1; 100]);
+        }
+        let greedy = SamplingParams {
+            temperature: 0.0,
+            ..params()
+        };
+        assert_eq!(draw(&greedy, &[2.0, 2.0, 1.0], 100), [0; 100]);
+        let with_filters = SamplingParams {
+            top_p: 0.5,
+            top_k: 1,
+            ..greedy
+        };
+        assert_eq!(draw(&with_filters, &[1.0, 3.0, 2.0], 100), [1; 100]);
     }
 }

@@ -128,7 +128,22 @@ impl Sequence {
         self.set_images(images);
     }
 
-    fn set_images(&mut self, images: Vec<PromptImage>) {
+    /// Makes room for `more` tokens.
+    pub(crate) fn reserve(&mut self, more: usize) {
+        let tokens = self.tokens.len() + more.min(MOST_RESERVED);
+        self.tokens.reserve(tokens - self.tokens.len());
+        let blocks = tokens.div_ceil(cider_kernels::KV_BLOCK);
+        self.blocks
+            .reserve(blocks.saturating_sub(self.blocks.len()));
+    }
+
+    /// Blocks of the cache that it holds.
+    pub(crate) fn held_blocks(&self) -> usize {
+        self.blocks.len()
+    }
+
+    /// Sets the images of the prompt, in the order of their places.
+    pub(crate) fn set_images(&mut self, images: Vec<PromptImage>) {
         (self.positions, self.delta) = if images.is_empty() {
             (Vec::new(), 0)
         } else {

@@ -11,6 +11,8 @@ pub enum StopReason {
     ToolCalls,
     /// The request was cancelled.
     Cancelled,
+    /// The time of the request was over.
+    Deadline,
 }
 
 impl StopReason {
@@ -22,6 +24,7 @@ impl StopReason {
             Self::Length => "length",
             Self::ToolCalls => "tool_calls",
             Self::Cancelled => "cancelled",
+            Self::Deadline => "deadline",
         }
     }
 }

@@ -18,19 +18,24 @@ use crate::nn::{Arena, Linear};
 
 pub(crate) use loader::Loader;
 pub use loader::{LoadOptions, Progress};
+pub(crate) use qwen3_vl::ImageEncoding;
 
 /// A model that runs batches of rows.
 pub(crate) trait Model: Debug + Send + Sync {
     /// Its shape.
     fn config(&self) -> &ModelConfig;
 
-    /// The tokens of an image; `watch` hears how many blocks of how many are done, and ends it with false.
-    fn encode(
+    /// Begins to make tokens of an image.
+    fn begin_image(&self, _backend: &dyn Backend, _image: &Patches) -> Result<ImageEncoding> {
+        Err(Error::Request("the model has no vision input".into()))
+    }
+
+    /// Takes an image through the next block of the vision tower; its tokens, behind the last.
+    fn advance_image(
         &self,
         _backend: &dyn Backend,
-        _image: &Patches,
-        _watch: &mut dyn FnMut(usize, usize) -> bool,
-    ) -> Result<ImageFeatures> {
+        _encoding: &mut ImageEncoding,
+    ) -> Result<Option<ImageFeatures>> {
         Err(Error::Request("the model has no vision input".into()))
     }
 

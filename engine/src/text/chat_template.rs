@@ -8,8 +8,9 @@ use minijinja::Environment;
 use minijinja::value::Serde;
 use serde_json::{Map, Value};
 
+use super::answer::{END_THINK, Opening, THINK};
 use super::guard::Guard;
-use super::message::{Content, Message, Part, Role};
+use super::message::{Content, Message, Part, Role, merge_instructions};
 use super::tokenizer::{Controls, Tokenizer};
 use super::{template_env, tokenizer_files};
 use crate::{Error, Result};
@@ -43,6 +44,7 @@ pub struct ChatTemplate {
     has_tool_use: bool,
     takes_parts: bool,
     source_name: String,
+    source: String,
 }
 
 /// What a rendering depends on, beside the messages.
@@ -161,6 +163,7 @@ impl ChatTemplate {
             has_tool_use: tool_use.is_some(),
             takes_parts: false,
             source_name: source_name.to_owned(),
+            source: [source, tool_use.unwrap_or_default()].join("\n"),
         };
         template.takes_parts = template.prints_parts();
         Ok(template)
@@ -172,8 +175,13 @@ impl ChatTemplate {
         &self.source_name
     }
 
+    /// Whether `text` stands anywhere in the template.
+    pub(crate) fn mentions(&self, text: &str) -> bool {
+        self.source.contains(text)
+    }
+
     /// Whether the template goes through the parts of a message. Where it does not, texts are
-    /// joined with a line feed and pictures are refused.
+    /// joined and pictures are refused.
     #[must_use]
     pub fn takes_parts(&self) -> bool {
         self.takes_parts
@@ -200,7 +208,7 @@ impl ChatTemplate {
                 .map_err(|e| self.failed(&e))?;
             return Err(self.failed("the template takes no pictures"));
         }
-        let list = messages
+        let list = merge_instructions(messages)
             .iter()
             .map(|message| message.to_template(self.takes_parts))
             .collect();
@@ -245,6 +253,34 @@ impl ChatTemplate {
             .map_err(|e| self.failed(&e))?;
         let (text, literal) = guard.uncover(rendered);
         Ok(Prompt { text, literal })
+    }
+
+    /// The state in which `prompt`, the rendering of these messages, leaves the answer. Only what the template wrote to
+    /// begin the answer counts: marks of thoughts in a message open and close nothing.
+    ///
+    /// # Errors
+    /// As [`ChatTemplate::render`].
+    pub fn opening(
+        &self,
+        prompt: &Prompt,
+        messages: &[Message],
+        options: &RenderOptions,
+        tokenizer: &Tokenizer,
+    ) -> Result<Opening> {
+        if !prompt.text.contains(THINK) && !prompt.text.contains(END_THINK) {
+            return Ok(Opening::MayOpen);
+        }
+        let options = RenderOptions {
+            add_generation_prompt: false,
+            ..options.clone()
+        };
+        let chat = self.render(messages, &options, tokenizer)?;
+        let written = match prompt.text.strip_prefix(&chat.text) {
+            Some(written) => written,
+            // One that writes a chat differently when it is to be answered: what stands behind its last mark.
+            None => prompt.behind_last_control(tokenizer),
+        };
+        Ok(Opening::of(written))
     }
 
     /// Renders with nothing but `variables`.
@@ -316,6 +352,21 @@ impl Prompt {
     #[must_use]
     pub fn text(&self) -> &str {
         &self.text
+    }
+
+    /// The text behind the last control token that the template wrote.
+    fn behind_last_control(&self, tokenizer: &Tokenizer) -> &str {
+        let end_of = |control: &str| {
+            let mut found = self.text.rmatch_indices(control);
+            let end = found.find(|(at, _)| self.literal.iter().all(|range| !range.contains(at)));
+            end.map(|(at, _)| at + control.len())
+        };
+        let marks = [THINK, END_THINK];
+        let controls = tokenizer
+            .control_strings()
+            .filter(|control| !marks.contains(control));
+        let start = controls.filter_map(end_of).max().unwrap_or(0);
+        self.text.get(start..).unwrap_or_default()
     }
 
     /// The ids. Where no message spells out a control token, these are the ids of the whole text

@@ -1,5 +1,7 @@
 //! The messages of a chat, as a chat template takes them.
 
+use std::borrow::Cow;
+
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
@@ -74,7 +76,7 @@ impl Message {
     }
 
     /// What the template sees. Parts stay a list where `parts` says so; otherwise the texts are
-    /// joined with a line feed.
+    /// joined with nothing between, so that a text says the same in one part and in several.
     pub(crate) fn to_template(&self, parts: bool) -> Value {
         let mut value = Map::new();
         value.insert("role".to_owned(), json!(self.role.for_template()));
@@ -90,6 +92,45 @@ impl Message {
             value.insert("tool_calls".to_owned(), Value::Array(calls));
         }
         Value::Object(value)
+    }
+}
+
+/// The instructions a chat begins with, system and developer messages, as one message: templates know one, and many
+/// drop or refuse a second. An empty line stands between two.
+pub(crate) fn merge_instructions(messages: &[Message]) -> Cow<'_, [Message]> {
+    let instructs = |message: &&Message| matches!(message.role, Role::System | Role::Developer);
+    let count = messages.iter().take_while(instructs).count();
+    let Some((instructions, rest)) = messages.split_at_checked(count).filter(|_| count > 1) else {
+        return Cow::Borrowed(messages);
+    };
+    let mut merged = Message::new(Role::System, "");
+    let mut parts = Vec::new();
+    for message in instructions {
+        if !parts.is_empty() {
+            parts.push(Part::text("\n\n"));
+        }
+        match &message.content {
+            Content::Text(text) => parts.push(Part::text(text)),
+            Content::Parts(more) => parts.extend(more.iter().cloned()),
+            Content::Nothing(()) => {}
+        }
+        merged.extra.extend(message.extra.clone());
+    }
+    let texts: Option<String> = parts.iter().map(Part::as_text).collect();
+    merged.content = texts.map_or(Content::Parts(parts), Content::Text);
+    Cow::Owned([&[merged], rest].concat())
+}
+
+impl Part {
+    fn text(text: impl Into<String>) -> Self {
+        Self::Text { text: text.into() }
+    }
+
+    fn as_text(&self) -> Option<&str> {
+        match self {
+            Self::Text { text } => Some(text),
+            Self::Image => None,
+        }
     }
 }
 
@@ -129,7 +170,7 @@ impl Content {
                         Part::Image => None,
                     })
                     .collect();
-                json!(texts.join("\n"))
+                json!(texts.concat())
             }
         }
     }

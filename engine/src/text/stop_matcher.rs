@@ -22,7 +22,8 @@ pub struct StopMatcher {
     /// Text not yet given out, then the part given out by the last call in front of it.
     held: String,
     given: usize,
-    stopped: bool,
+    /// Which stop string was found.
+    found: Option<usize>,
 }
 
 /// Whether a stop string was found.
@@ -53,18 +54,18 @@ impl StopMatcher {
     /// After a stop nothing more comes out.
     pub fn push(&mut self, text: &str) -> (&str, Stopped) {
         self.drop_given();
-        if self.stopped {
+        if self.found.is_some() {
             return ("", Stopped::Yes);
         }
         self.held.push_str(text);
-        if let Some(start) = self.first_match() {
-            self.stopped = true;
+        if let Some((start, found)) = self.first_match() {
+            self.found = Some(found);
             self.held.truncate(start);
             self.given = start;
         } else {
             self.given = self.held.len() - self.possible_beginning();
         }
-        let stopped = if self.stopped {
+        let stopped = if self.found.is_some() {
             Stopped::Yes
         } else {
             Stopped::No
@@ -79,18 +80,24 @@ impl StopMatcher {
         &self.held
     }
 
+    /// The stop string that was found.
+    #[must_use]
+    pub fn found(&self) -> Option<&str> {
+        Some(self.stops.get(self.found?)?)
+    }
+
     fn drop_given(&mut self) {
         self.held.drain(..self.given);
         self.given = 0;
     }
 
-    /// Where the stop string begins that ends first.
-    fn first_match(&self) -> Option<usize> {
-        let found = self.stops.iter().filter_map(|stop| {
+    /// Where the stop string begins that ends first, and which it is.
+    fn first_match(&self) -> Option<(usize, usize)> {
+        let found = self.stops.iter().enumerate().filter_map(|(which, stop)| {
             let start = self.held.find(stop.as_str())?;
-            Some((start + stop.len(), start))
+            Some((start + stop.len(), start, which))
         });
-        found.min().map(|(_, start)| start)
+        found.min().map(|(_, start, which)| (start, which))
     }
 
     /// Length of the longest end of the text with which a stop string begins.

@@ -6,6 +6,7 @@ mod vision;
 
 use cider_kernels::{Backend, KvLayer};
 
+pub(crate) use self::vision::ImageEncoding;
 use self::vision::VisionTower;
 use super::transformer::Transformer;
 use super::{Loader, Model};
@@ -38,13 +39,16 @@ impl Model for Qwen3Vl {
         self.decoder.config()
     }
 
-    fn encode(
+    fn begin_image(&self, backend: &dyn Backend, image: &Patches) -> Result<ImageEncoding> {
+        self.tower.begin(backend, image)
+    }
+
+    fn advance_image(
         &self,
         backend: &dyn Backend,
-        image: &Patches,
-        watch: &mut dyn FnMut(usize, usize) -> bool,
-    ) -> Result<ImageFeatures> {
-        self.tower.encode(backend, image, watch)
+        encoding: &mut ImageEncoding,
+    ) -> Result<Option<ImageFeatures>> {
+        self.tower.advance(backend, encoding)
     }
 
     fn forward(

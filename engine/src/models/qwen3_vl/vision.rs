@@ -53,11 +53,43 @@ struct LayerNorm {
     bias: Vec<f32>,
 }
 
+/// A picture on its way through the tower.
+#[derive(Debug)]
+pub(crate) struct ImageEncoding {
+    places: Places,
+    hidden: Tensor,
+    cache: KvLayer,
+    room: Room,
+    levels: Vec<Tensor>,
+    grid: [usize; 3],
+    done: usize,
+    blocks: usize,
+}
+
+impl ImageEncoding {
+    /// How many blocks of how many are done.
+    pub(crate) fn progress(&self) -> (usize, usize) {
+        (self.done, self.blocks)
+    }
+
+    /// Patches of the picture.
+    pub(crate) fn patches(&self) -> usize {
+        self.places.rows
+    }
+}
+
 /// What all blocks of one picture share.
+#[derive(Clone, Copy)]
 struct Picture<'a> {
     backend: &'a dyn Backend,
     config: &'a VisionConfig,
     dtype: DType,
+    places: &'a Places,
+}
+
+/// Where the patches of a picture are.
+#[derive(Debug)]
+struct Places {
     rows: usize,
     /// Rows, then columns, of all patches.
     positions: Vec<u32>,
@@ -69,6 +101,7 @@ struct Picture<'a> {
 }
 
 /// Where the ops of a block write, so that the memory is had once for all blocks.
+#[derive(Debug)]
 struct Room {
     normed: Tensor,
     qkv: Tensor,
@@ -106,36 +139,58 @@ impl VisionTower {
         })
     }
 
-    /// The tokens of a picture.
-    pub(super) fn encode(
+    /// A picture at the start of its way.
+    pub(super) fn begin(&self, backend: &dyn Backend, image: &Patches) -> Result<ImageEncoding> {
+        let places = Places::new(&self.config, image.grid_thw)?;
+        let picture = self.picture(backend, &places);
+        let hidden = self.embed(&picture, image)?;
+        let (blocks, size) = (places.blocks.len(), self.config.head_size());
+        let cache = KvLayer::new(self.dtype, self.dtype, blocks, self.config.heads, size)?;
+        let room = Room::new(&picture)?;
+        Ok(ImageEncoding {
+            places,
+            hidden,
+            cache,
+            room,
+            levels: Vec::new(),
+            grid: image.grid_thw,
+            done: 0,
+            blocks: self.blocks.len(),
+        })
+    }
+
+    /// Takes a picture through the next block; behind the last it is tokens.
+    pub(super) fn advance(
         &self,
         backend: &dyn Backend,
-        image: &Patches,
-        watch: &mut dyn FnMut(usize, usize) -> bool,
-    ) -> Result<ImageFeatures> {
-        let picture = Picture::new(backend, &self.config, self.dtype, image.grid_thw)?;
-        let mut hidden = self.embed(&picture, image)?;
-        let size = self.config.head_size();
-        let blocks = picture.rows.div_ceil(KV_BLOCK);
-        let mut cache = KvLayer::new(self.dtype, self.dtype, blocks, self.config.heads, size)?;
-        let mut room = Room::new(&picture)?;
-        let mut levels = Vec::new();
-        for (i, block) in self.blocks.iter().enumerate() {
-            if !watch(i, self.blocks.len()) {
-                return Err(Error::Cancelled);
-            }
-            block.attend(&picture, &mut hidden, &mut cache, &mut room)?;
-            block.widen(&picture, &mut hidden, &mut room)?;
-            if let Some(level) = self.config.deepstack.iter().position(|&index| index == i) {
-                levels.push(self.stacked[level].merge(&picture, &hidden)?);
-            }
-        }
-        let tokens = self.merger.merge(&picture, &hidden)?;
-        Ok(ImageFeatures {
-            tokens,
+        encoding: &mut ImageEncoding,
+    ) -> Result<Option<ImageFeatures>> {
+        let ImageEncoding {
+            places,
+            hidden,
+            cache,
+            room,
             levels,
-            grid: image.grid_thw,
-        })
+            done,
+            ..
+        } = encoding;
+        let picture = self.picture(backend, places);
+        if let Some(block) = self.blocks.get(*done) {
+            block.attend(&picture, hidden, cache, room)?;
+            block.widen(&picture, hidden, room)?;
+            if let Some(level) = self.config.deepstack.iter().position(|index| index == done) {
+                levels.push(self.stacked[level].merge(&picture, hidden)?);
+            }
+            *done += 1;
+        }
+        if *done < self.blocks.len() {
+            return Ok(None);
+        }
+        Ok(Some(ImageFeatures {
+            tokens: self.merger.merge(&picture, hidden)?,
+            levels: std::mem::take(levels),
+            grid: encoding.grid,
+        }))
     }
 
     /// Bytes of the weights.
@@ -151,7 +206,7 @@ impl VisionTower {
 
     /// Patches as the tower's rows: projected, and with the table's value at their place.
     fn embed(&self, picture: &Picture<'_>, image: &Patches) -> Result<Tensor> {
-        let (rows, values) = (picture.rows, self.config.patch_values());
+        let (rows, values) = (picture.places.rows, self.config.patch_values());
         if image.pixel_values.len() != rows * values {
             let (found, expected) = (image.pixel_values.len(), rows * values);
             let what = format!("an image of {rows} patches has {expected} values, got {found}");
@@ -166,6 +221,15 @@ impl VisionTower {
         let places = self.table_rows(image.grid_thw)?;
         picture.backend.add(hidden.view_mut(), places.view())?;
         Ok(hidden)
+    }
+
+    fn picture<'a>(&'a self, backend: &'a dyn Backend, places: &'a Places) -> Picture<'a> {
+        Picture {
+            backend,
+            config: &self.config,
+            dtype: self.dtype,
+            places,
+        }
     }
 
     /// The table of positions at the places of all patches, f32 `[patches, hidden]`.
@@ -187,13 +251,8 @@ impl VisionTower {
     }
 }
 
-impl<'a> Picture<'a> {
-    fn new(
-        backend: &'a dyn Backend,
-        config: &'a VisionConfig,
-        dtype: DType,
-        grid: [usize; 3],
-    ) -> Result<Self> {
+impl Places {
+    fn new(config: &VisionConfig, grid: [usize; 3]) -> Result<Self> {
         let [frames, height, width] = grid;
         let merge = config.merge_size;
         if frames != 1 || height == 0 || width == 0 || height % merge != 0 || width % merge != 0 {
@@ -209,9 +268,6 @@ impl<'a> Picture<'a> {
         let frequencies: Vec<f64> = (0..2 * half).map(|i| frequency(i % half)).collect();
         let place = |axis: usize| places.iter().map(move |place| place[axis] as u32);
         Ok(Self {
-            backend,
-            config,
-            dtype,
             rows,
             positions: place(0).chain(place(1)).collect(),
             axes: (0..2 * half).map(|i| u8::from(i >= half)).collect(),
@@ -220,7 +276,9 @@ impl<'a> Picture<'a> {
             blocks: (0..rows.div_ceil(KV_BLOCK) as u32).collect(),
         })
     }
+}
 
+impl Picture<'_> {
     /// Room for rows, of the activations' type.
     fn tensor(&self, rows: usize, columns: usize) -> Result<Tensor> {
         Ok(Tensor::zeros(self.dtype, rows, columns)?)
@@ -242,17 +300,17 @@ impl<'a> Picture<'a> {
     fn attention(&self, queries: TensorRef<'_>, cache: &KvLayer, out: TensorMut<'_>) -> Result<()> {
         let run = AttentionRun {
             first_row: 0,
-            rows: self.rows,
+            rows: self.places.rows,
             first_position: 0,
             first_block: 0,
-            blocks: self.blocks.len(),
+            blocks: self.places.blocks.len(),
             phase: Phase::Prompt,
         };
         Ok(self.backend.attention(AttentionArgs {
             queries,
             cache,
             runs: &[run],
-            table: &self.blocks,
+            table: &self.places.blocks,
             heads: self.config.heads,
             scale: (1.0 / (self.config.head_size() as f64).sqrt()) as f32,
             sight: Sight::All,
@@ -263,7 +321,7 @@ impl<'a> Picture<'a> {
 
 impl Room {
     fn new(picture: &Picture<'_>) -> Result<Self> {
-        let (rows, config) = (picture.rows, picture.config);
+        let (rows, config) = (picture.places.rows, picture.config);
         let (hidden, inner) = (config.hidden_size, config.intermediate_size);
         // Rows a power of two apart would all compete for the same places of a cache.
         let tensor = |rows, columns| picture.tensor(rows, columns + GAP);
@@ -306,7 +364,7 @@ impl Block {
         room: &mut Room,
     ) -> Result<()> {
         let (backend, width) = (picture.backend, picture.config.hidden_size);
-        let rows = picture.rows;
+        let rows = picture.places.rows;
         let mut normed = part(&mut room.normed, rows, width);
         picture.norm(&self.attention_norm, hidden.view(), normed.reborrow())?;
         let mut qkv = part(&mut room.qkv, rows, 3 * width);
@@ -315,15 +373,15 @@ impl Block {
         backend.rope(RopeArgs {
             x: qkv.reborrow().col_range(0..2 * width),
             head_size: picture.config.head_size(),
-            positions: &picture.positions,
-            axes: &picture.axes,
-            table: &picture.rope,
+            positions: &picture.places.positions,
+            axes: &picture.places.axes,
+            table: &picture.places.rope,
         })?;
         let third = |i: usize| qkv.as_ref().col_range(i * width..(i + 1) * width);
         backend.kv_append(KvAppendArgs {
             keys: third(1),
             values: third(2),
-            slots: &picture.slots,
+            slots: &picture.places.slots,
             cache,
         })?;
         let mut attended = part(&mut room.attended, rows, width);
@@ -338,8 +396,8 @@ impl Block {
     fn widen(&self, picture: &Picture<'_>, hidden: &mut Tensor, room: &mut Room) -> Result<()> {
         let (backend, config) = (picture.backend, picture.config);
         let (narrow, broad) = (config.hidden_size, config.intermediate_size);
-        for start in (0..picture.rows).step_by(ROWS) {
-            let rows = ROWS.min(picture.rows - start);
+        for start in (0..picture.places.rows).step_by(ROWS) {
+            let rows = ROWS.min(picture.places.rows - start);
             let mut hidden = hidden.view_mut().row_range(start..start + rows);
             let mut normed = part(&mut room.normed, rows, narrow);
             picture.norm(&self.mlp_norm, hidden.as_ref(), normed.reborrow())?;

@@ -166,7 +166,7 @@ fn parts_are_joined_where_the_template_takes_text() {
     assert!(
         prompt
             .text()
-            .starts_with("<|im_start|>system\na\nb<|im_end|>"),
+            .starts_with("<|im_start|>system\nab<|im_end|>"),
         "{prompt:?}"
     );
     let prompt = render(&parts, &[message]).unwrap();
@@ -248,4 +248,147 @@ fn hostile_and_broken_templates_end_with_an_error() {
         .unwrap_err()
         .to_string();
     assert_eq!(error, "chat template (r): roles must alternate");
+}
+
+/// C049: instructions of both names stand in one system block, whatever the template does with a second.
+#[test]
+fn instructions_are_merged() {
+    let qwen = fixture("qwen");
+    let merged = |messages: &[(Role, &str)]| {
+        let message = |(role, text): &(Role, &str)| Message::new(*role, *text);
+        let messages: Vec<Message> = messages.iter().map(message).collect();
+        let template = template("thinking.jinja");
+        let prompt = template.render(&messages, &RenderOptions::default(), &qwen);
+        prompt.unwrap().text().to_owned()
+    };
+    let (system, developer, user) = (Role::System, Role::Developer, (Role::User, "a"));
+    assert_eq!(
+        merged(&[(developer, "X"), user]),
+        merged(&[(system, "X"), user])
+    );
+    let both = merged(&[(system, "X"), (developer, "Y"), user]);
+    assert!(
+        both.starts_with("<|im_start|>system\nX\n\nY<|im_end|>"),
+        "{both}"
+    );
+    // Later ones stay where they are.
+    let later = merged(&[(system, "X"), user, (developer, "Y")]);
+    assert!(
+        later.ends_with("<|im_start|>system\nY<|im_end|>\n"),
+        "{later}"
+    );
+}
+
+/// C063, C064: the state of the answer is what the template wrote to begin it, whatever messages spell out.
+#[test]
+fn the_prompt_says_where_the_answer_begins() {
+    let qwen = fixture("qwen");
+    let opening = |prefix: &str, content: &str| {
+        let source = format!(
+            "{{% for m in messages %}}<|im_start|>{{{{ m.content }}}}<|im_end|>{{% endfor %}}\
+             {{% if add_generation_prompt %}}{prefix}{{% endif %}}"
+        );
+        let template = ChatTemplate::new(&source, "test").unwrap();
+        let messages = [Message::new(Role::User, content)];
+        let options = RenderOptions {
+            add_generation_prompt: true,
+            ..RenderOptions::default()
+        };
+        let prompt = template.render(&messages, &options, &qwen).unwrap();
+        template
+            .opening(&prompt, &messages, &options, &qwen)
+            .unwrap()
+    };
+    for text in [
+        "a",
+        "explain </think> and <think>",
+        "<think>",
+        "</think>",
+        "<|im_start|><think>",
+    ] {
+        assert_eq!(opening("<|im_start|>", text), Opening::MayOpen, "{text}");
+        assert_eq!(
+            opening("<|im_start|><think>\n", text),
+            Opening::Open,
+            "{text}"
+        );
+        let closed = "<|im_start|><think>\n\n</think>\n\n";
+        assert_eq!(opening(closed, text), Opening::Closed, "{text}");
+        assert_eq!(opening("", text), Opening::MayOpen, "{text}");
+    }
+}
+
+/// A template that writes the last turn differently when it is to be answered.
+#[test]
+fn the_last_control_token_shows_the_beginning_too() {
+    let qwen = fixture("qwen");
+    let source = "{{ messages[0].content }}{% if not add_generation_prompt %}<|im_end|>{% else %}\
+                  {{ ' ' }}<|im_start|>{% if thinking %}<think>{% endif %}{% endif %}";
+    let template = ChatTemplate::new(source, "test").unwrap();
+    for (thinking, expected) in [(true, Opening::Open), (false, Opening::MayOpen)] {
+        let messages = [Message::new(Role::User, "</think> <|im_start|> <think>")];
+        let mut options = RenderOptions {
+            add_generation_prompt: true,
+            ..RenderOptions::default()
+        };
+        options.extra.insert("thinking".to_owned(), json!(thinking));
+        let prompt = template.render(&messages, &options, &qwen).unwrap();
+        let opening = template.opening(&prompt, &messages, &options, &qwen);
+        assert_eq!(opening.unwrap(), expected);
+    }
+}
+
+/// C048: for every role a text says the same in one part and in several, whether the template takes parts or not.
+#[test]
+fn a_text_may_come_in_parts() {
+    let qwen = fixture("qwen");
+    for name in ["thinking.jinja", "parts.jinja"] {
+        for role in ["system", "developer", "user", "assistant", "tool"] {
+            let render = |content: Value| {
+                let message = json!({"role": role, "content": content, "tool_call_id": "c1"});
+                let messages: Vec<Message> = [json!({"role": "user", "content": "q"}), message]
+                    .into_iter()
+                    .map(|message| serde_json::from_value(message).unwrap())
+                    .collect();
+                let options = RenderOptions {
+                    add_generation_prompt: true,
+                    ..RenderOptions::default()
+                };
+                let prompt = template(name).render(&messages, &options, &qwen).unwrap();
+                prompt.tokenize(&qwen).unwrap()
+            };
+            let parts = json!([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]);
+            assert_eq!(render(json!("ab")), render(parts), "{name}: {role}");
+        }
+    }
+}
+
+/// C047: a message that only calls tools has no content, or none to speak of.
+#[test]
+fn calls_need_no_content() {
+    let qwen = fixture("qwen");
+    let call = json!({"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{\"x\": 1}"}});
+    let render = |assistant: Value| {
+        let messages: Vec<Message> = [
+            json!({"role": "user", "content": "a"}),
+            assistant,
+            json!({"role": "tool", "tool_call_id": "c1", "content": "3"}),
+            json!({"role": "user", "content": "b"}),
+        ]
+        .into_iter()
+        .map(|message| serde_json::from_value(message).unwrap())
+        .collect();
+        let template = template("thinking.jinja");
+        let prompt = template.render(&messages, &RenderOptions::default(), &qwen);
+        prompt.unwrap().text().to_owned()
+    };
+    let absent = render(json!({"role": "assistant", "tool_calls": [call.clone()]}));
+    let null = render(json!({"role": "assistant", "content": null, "tool_calls": [call]}));
+    assert_eq!(absent, null);
+    let written = "<|im_start|>assistant\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"x\": 1}}\n</tool_call><|im_end|>";
+    assert!(absent.contains(written), "{absent}");
+    assert!(
+        absent.contains("<tool_response>\n3\n</tool_response>"),
+        "{absent}"
+    );
 }

@@ -24,7 +24,7 @@ fn json(path: &str) -> Value {
     serde_json::from_str(&fs::read_to_string(testdata(path)).unwrap()).unwrap()
 }
 
-fn fixture(name: &str) -> Tokenizer {
+pub(super) fn fixture(name: &str) -> Tokenizer {
     Tokenizer::from_folder(&testdata(&format!("text/{name}"))).unwrap()
 }
 

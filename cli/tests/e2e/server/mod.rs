@@ -1,0 +1,10 @@
+//! `cider serve` over loopback. Cases of the collection of field reports are named by their numbers.
+
+mod answers;
+mod api;
+mod chains;
+mod client;
+mod config;
+mod limits;
+mod pictures;
+mod safety;
