@@ -30,7 +30,7 @@ fn text(text: &str) -> Value {
 
 fn prompt_tokens(server: &Server, parts: &Value) -> u64 {
     let answer = server
-        .chat(&show(&parts, json!({"max_tokens": 1})))
+        .chat(&show(parts, json!({"max_tokens": 1})))
         .ok()
         .json();
     answer["usage"]["prompt_tokens"].as_u64().unwrap()
@@ -95,7 +95,7 @@ fn c010_c025_small_pictures_are_read_and_counted() {
     }
     let parts = json!([picture(&solid(512, 512, RED)), text("x")]);
     let mut body = show(
-        parts,
+        &parts,
         json!({"max_tokens": 1, "stream": true, "stream_options": {"include_usage": true}}),
     );
     let (chunks, _) = super::client::events(&seeing().chat(&body).ok().body);
