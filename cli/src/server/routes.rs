@@ -12,6 +12,7 @@ use axum::response::IntoResponse as _;
 use axum::routing::{MethodRouter, get, post};
 
 use super::app::App;
+use super::body::Heard;
 use super::error::{ApiError, Code};
 use super::page;
 use super::{chat, completions, openapi, status, tokenize};
@@ -42,7 +43,8 @@ pub(super) fn router(app: Arc<App>) -> Router {
 }
 
 /// Lets in whom the gate lets in, and counts the answers.
-async fn guard(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response<Body> {
+async fn guard(State(app): State<Arc<App>>, request: Request, next: Next) -> Response<Body> {
+    let mut request = Heard::request(request, app.limits.body_bytes);
     let headers = request.headers().clone();
     let preflight = request.method() == Method::OPTIONS && headers.contains_key(ORIGIN);
     let admitted = app.gate.check_host(request.uri(), &headers).and_then(|()| {

@@ -366,7 +366,6 @@ function listen() {
   });
   $("fresh").addEventListener("click", startAnew);
   $("open-settings").addEventListener("click", openSettings);
-  $("close-settings").addEventListener("click", () => $("settings").close());
   $("settings").addEventListener("close", () => {
     if ($("key").value !== keyBefore) {
       keyBefore = $("key").value;

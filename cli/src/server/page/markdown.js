@@ -2,12 +2,12 @@
 // to an element or an attribute that the text chose.
 
 /** Shows `text` in `container`, and leaves alone the blocks that are shown already. */
-export function show(container, text) {
+export function show(container, text, depth = 0) {
   const sources = split(text);
   sources.forEach((source, at) => {
     const shown = container.children[at];
     if (shown && shownSource.get(shown) === source) return;
-    const node = block(source);
+    const node = block(source, depth);
     shownSource.set(node, source);
     if (shown) shown.replaceWith(node);
     else container.append(node);
@@ -52,16 +52,16 @@ function split(text) {
   return blocks;
 }
 
-function block(source) {
+function block(source, depth) {
   const lines = source.split("\n");
   const fence = lines[0].match(FENCE);
   if (fence) return code(lines, fence);
   const heading = lines[0].match(HEADING);
   if (heading) return element(`h${Math.min(heading[1].length + 2, 6)}`, inline(heading[2]));
   if (RULE.test(lines[0])) return element("hr", []);
-  if (lines.every((line) => /^\s*>/.test(line))) {
+  if (depth < MOST_DEEP && lines.every((line) => QUOTED.test(line))) {
     const quote = element("blockquote", []);
-    show(quote, lines.map((line) => line.replace(/^\s*> ?/, "")).join("\n"));
+    show(quote, lines.map((line) => line.replace(QUOTED, "")).join("\n"), depth + 1);
     return quote;
   }
   if (lines.length > 1 && lines[0].includes("|") && TABLE_RULE.test(lines[1])) return table(lines);
@@ -79,15 +79,19 @@ function paragraph(lines) {
 function code(lines, fence) {
   const last = lines.length > 1 && closes(lines[lines.length - 1], fence[1]);
   const pre = element("pre", [element("code", [lines.slice(1, last ? -1 : undefined).join("\n")])]);
-  // One that is wider than the page is moved by the arrow keys.
-  pre.tabIndex = 0;
-  pre.setAttribute("role", "region");
-  pre.setAttribute("aria-label", fence[2] ? `Code, ${fence[2]}` : "Code");
-  return pre;
+  return movable(pre, fence[2] ? `Code, ${fence[2]}` : "Code");
+}
+
+/** What may be wider than the page, moved by the arrow keys. */
+function movable(node, name) {
+  node.tabIndex = 0;
+  node.setAttribute("role", "region");
+  node.setAttribute("aria-label", name);
+  return node;
 }
 
 /** Items by their indentation; a line without a mark goes on with the item before. */
-function list(lines) {
+function list(lines, depth = 0) {
   const start = lines[0].match(ITEM);
   const node = element(/\d/.test(start[2]) ? "ol" : "ul", []);
   if (node.localName === "ol") node.start = Number.parseInt(start[2], 10);
@@ -95,10 +99,10 @@ function list(lines) {
   const finish = () => {
     if (!item) return;
     const inner = item.slice(1);
-    const nested = inner.findIndex((line) => ITEM.test(line));
+    const nested = depth < MOST_DEEP ? inner.findIndex((line) => ITEM.test(line)) : -1;
     const words = nested < 0 ? item : item.slice(0, nested + 1);
     const content = words.flatMap((line, at) => (at ? [" ", ...inline(line.trim())] : inline(line)));
-    node.append(element("li", nested < 0 ? content : [...content, list(inner.slice(nested))]));
+    node.append(element("li", nested < 0 ? content : [...content, list(inner.slice(nested), depth + 1)]));
   };
   for (const line of lines) {
     const mark = line.match(ITEM);
@@ -118,7 +122,7 @@ function table(lines) {
   const row = (line, kind) => element("tr", cells(line).map((cell) => element(kind, inline(cell))));
   const head = element("thead", [row(lines[0], "th")]);
   const body = element("tbody", lines.slice(2).map((line) => row(line, "td")));
-  return element("div", [element("table", [head, body])]);
+  return movable(element("div", [element("table", [head, body])]), "Table");
 }
 
 /** Code, bold, italic and struck words of a line. */
@@ -152,9 +156,13 @@ function closes(line, fence) {
 
 const shownSource = new WeakMap();
 
+/** Quotes and lists within one another; what is deeper is text. */
+const MOST_DEEP = 8;
+
 const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([\w+#.-]*)[^`]*$/;
 const HEADING = /^ {0,3}(#{1,6})\s+(.*?)\s*#*$/;
 const RULE = /^ {0,3}([-*_])(?:\s*\1){2,}\s*$/;
+const QUOTED = /^\s*> ?/;
 const ITEM = /^(\s*)([-*+]|\d{1,9}[.)])\s+(.*)$/;
 const TABLE_RULE = /^\s*\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?\s*$/;
 // Marks hug their words; no part can match two ways, so a hostile line takes no longer than another.
