@@ -233,7 +233,7 @@ def test_stop(chat, server):
     chat.change_requests(ignore_eos=True, max_tokens=3500)
     for stop in (lambda: chat.page.get_by_role("button", name="Stop").click(), lambda: chat.page.keyboard.press("Escape")):
         chat.ask("What is Cider?")
-        expect(chat.answer.locator(".words")).to_contain_text("Cider is")
+        expect(chat.answer.locator(".words")).not_to_be_empty()
         stop()
         expect(chat.answer.locator(".facts")).to_contain_text("stopped")
         assert server.wait_until_idle() < 2
@@ -291,14 +291,16 @@ def test_markup_of_the_model_is_text(chat):
         chat.is_unbroken()
 
 
-@pytest.mark.parametrize("markup", MARKUP)
-def test_markup_in_a_stream_is_text(chat, markup):
-    chat.answer_with(*[{"content": character} for character in markup], {"content": f"\n\n{markup}"})
-    chat.ask("Say it")
-    text = chat.wait_for_answer()
-    for word in re.findall(r"\w+", re.sub(r"```\S*|javascript:", "", markup)):
-        assert word in text
-    chat.is_unbroken()
+def test_markup_in_a_stream_is_text(chat):
+    for at, markup in enumerate(MARKUP):
+        # Piece by piece, so that it passes through every half of itself.
+        chat.answer_with(*[{"content": character} for character in markup], {"content": f"\n\n{markup}"})
+        chat.ask("Say it")
+        expect(chat.page.get_by_role("article", name="Answer")).to_have_count(at + 1)
+        text = chat.wait_for_answer()
+        for word in re.findall(r"\w+", re.sub(r"```\S*|javascript:", "", markup)):
+            assert word in text
+        chat.is_unbroken()
 
 
 def test_markup_of_the_user_is_text(chat):
