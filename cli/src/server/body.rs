@@ -1,13 +1,18 @@
 //! Bodies of requests: within limits of size, time and depth, and as the types they should be.
 
 use std::collections::BTreeSet;
+use std::mem;
+use std::pin::Pin;
+use std::task::{Context, Poll};
 
-use axum::body::{Body, HttpBody as _};
+use axum::body::{Body, Bytes, HttpBody};
 use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE, EXPECT};
 use axum::http::{HeaderMap, Request};
 use http_body_util::BodyExt as _;
+use hyper::body::{Frame, SizeHint};
 use serde::de::DeserializeOwned;
 use serde_json::error::Category;
+use tokio::runtime::Handle;
 use tokio::time::{Duration, timeout};
 
 use super::app::App;
@@ -38,10 +43,6 @@ impl App {
             .get(CONTENT_LENGTH)
             .and_then(|length| length.to_str().ok()?.parse().ok());
         if length.is_some_and(|length: u64| length > limit as u64) {
-            // One that waits for a word before it sends needs none of this.
-            if !parts.headers.contains_key(EXPECT) {
-                drain(body, limit).await;
-            }
             return Err(too_large(limit));
         }
         let reading = timeout(self.limits.body_timeout, collect(body, limit, &mut share)).await;
@@ -80,7 +81,6 @@ async fn collect(mut body: Body, limit: usize, share: &mut Share) -> Result<Vec<
         };
         let length = bytes.len() + data.len();
         if length > limit {
-            drain(body, limit).await;
             return Err(too_large(limit));
         }
         share.take(length.saturating_sub(share.bytes()))?;
@@ -89,12 +89,65 @@ async fn collect(mut body: Body, limit: usize, share: &mut Share) -> Result<Vec<
     Ok(bytes)
 }
 
-/// Reads on for a while and forgets it: a client that is cut off while it sends may not see its answer.
+/// A body of which the rest is read for a while and forgotten once nobody wants it: a client that is cut off while it
+/// sends may not see its answer.
+pub(super) struct Heard {
+    body: Body,
+    limit: usize,
+    ended: bool,
+}
+
+impl Heard {
+    /// The request with such a body.
+    pub(super) fn request(request: Request<Body>, limit: usize) -> Request<Body> {
+        // One that waits for a word before it sends is not to be asked for what nobody wants.
+        if request.headers().contains_key(EXPECT) || request.body().is_end_stream() {
+            return request;
+        }
+        let ended = false;
+        request.map(|body| Body::new(Self { body, limit, ended }))
+    }
+}
+
+impl HttpBody for Heard {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        let frame = Pin::new(&mut self.body).poll_frame(context);
+        self.ended |= matches!(frame, Poll::Ready(None | Some(Err(_))));
+        frame
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+impl Drop for Heard {
+    fn drop(&mut self) {
+        if self.ended || self.body.is_end_stream() {
+            return;
+        }
+        // When the server ends there is nobody to read it.
+        if let Ok(runtime) = Handle::try_current() {
+            runtime.spawn(drain(mem::take(&mut self.body), self.limit));
+        }
+    }
+}
+
 async fn drain(mut body: Body, limit: usize) {
     let reading = async {
         let mut left = limit;
         while let Some(Ok(frame)) = body.frame().await {
-            let length = frame.data_ref().map_or(0, axum::body::Bytes::len);
+            let length = frame.data_ref().map_or(0, Bytes::len);
             match left.checked_sub(length) {
                 Some(rest) => left = rest,
                 None => return,

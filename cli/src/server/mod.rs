@@ -19,6 +19,7 @@ mod media;
 mod messages;
 mod metrics;
 mod openapi;
+mod page;
 mod params;
 mod prepare;
 mod routes;

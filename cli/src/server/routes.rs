@@ -12,7 +12,9 @@ use axum::response::IntoResponse as _;
 use axum::routing::{MethodRouter, get, post};
 
 use super::app::App;
+use super::body::Heard;
 use super::error::{ApiError, Code};
+use super::page;
 use super::{chat, completions, openapi, status, tokenize};
 
 /// All routes.
@@ -21,7 +23,10 @@ pub(super) fn router(app: Arc<App>) -> Router {
         |route: MethodRouter<Arc<App>>| route.fallback(|| async { ApiError::method("GET, HEAD") });
     let asks =
         |route: MethodRouter<Arc<App>>| route.fallback(|| async { ApiError::method("POST") });
-    Router::new()
+    let pages = page::FILES.iter().fold(Router::new(), |router, file| {
+        router.route(file.path, reads(get(|| file.respond())))
+    });
+    pages
         .route("/v1/chat/completions", asks(post(chat::chat)))
         .route("/v1/completions", asks(post(completions::completions)))
         .route("/v1/tokenize", asks(post(tokenize::tokenize)))
@@ -38,11 +43,13 @@ pub(super) fn router(app: Arc<App>) -> Router {
 }
 
 /// Lets in whom the gate lets in, and counts the answers.
-async fn guard(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response<Body> {
+async fn guard(State(app): State<Arc<App>>, request: Request, next: Next) -> Response<Body> {
+    let mut request = Heard::request(request, app.limits.body_bytes);
     let headers = request.headers().clone();
     let preflight = request.method() == Method::OPTIONS && headers.contains_key(ORIGIN);
     let admitted = app.gate.check_host(request.uri(), &headers).and_then(|()| {
-        let open = preflight || OPEN.contains(&request.uri().path());
+        let path = request.uri().path();
+        let open = preflight || OPEN.contains(&path) || page::File::is_at(path);
         if open {
             Ok(Default::default())
         } else {
@@ -69,5 +76,5 @@ async fn guard(State(app): State<Arc<App>>, mut request: Request, next: Next) ->
     response
 }
 
-/// What needs no key.
+/// What needs no key, beside the files of the page, which hold nothing.
 const OPEN: [&str; 2] = ["/health", "/ready"];
