@@ -19,6 +19,8 @@ use crate::support::{cider, encode_base64, folder};
 /// A program that serves; it ends with this.
 pub(crate) struct Server {
     child: Child,
+    /// Ends the server when this process ends: those that tests share are never dropped.
+    watch: Child,
     pub(crate) address: String,
     /// Standard error so far.
     log: Arc<Mutex<String>>,
@@ -54,6 +56,17 @@ impl Server {
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
+        // It waits for the end of its input, which is that of this process.
+        let watch = Command::new("sh")
+            .args([
+                "-c",
+                "read -r line; kill -9 \"$0\"",
+                &child.id().to_string(),
+            ])
+            .stdin(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
         let log: Arc<Mutex<String>> = Arc::default();
         let (told, address) = channel();
         let lines = BufReader::new(child.stderr.take().unwrap()).lines();
@@ -71,6 +84,7 @@ impl Server {
         let address = wait_for(&address, &mut child, &log);
         Self {
             child,
+            watch,
             address,
             log,
         }
@@ -207,6 +221,9 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
+        // First the one that would kill whoever has the number then.
+        let _ = self.watch.kill();
+        let _ = self.watch.wait();
         let _ = self.child.kill();
         let _ = self.child.wait();
         let log = self.log();
