@@ -155,7 +155,8 @@ impl App {
             budget: Budget::new(limits.in_flight_bytes),
             fetcher: server
                 .image_urls
-                .then(|| Fetcher::new(limits.fetch_timeout, limits.image_bytes)),
+                .then(|| Fetcher::new(limits.fetch_timeout, limits.image_bytes))
+                .transpose()?,
             media: media.map(Arc::new),
             preparing: Arc::new(Semaphore::new(
                 limits.prepare_jobs.min(Semaphore::MAX_PERMITS),

@@ -24,7 +24,7 @@ pub(super) fn router(app: Arc<App>) -> Router {
     let asks =
         |route: MethodRouter<Arc<App>>| route.fallback(|| async { ApiError::method("POST") });
     let pages = page::FILES.iter().fold(Router::new(), |router, file| {
-        router.route(file.path, reads(get(|| file.respond())))
+        router.route(file.path, reads(get(move || async { file.respond() })))
     });
     pages
         .route("/v1/chat/completions", asks(post(chat::chat)))

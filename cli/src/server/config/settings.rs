@@ -293,7 +293,7 @@ pub(super) static SETTINGS: &[Setting] = &[
     Setting::switch(
         "server.image_urls",
         "image-urls",
-        "Fetch pictures from public http addresses",
+        "Fetch pictures from public http and https addresses",
         |c, v| truth(v).map(|on| c.server.image_urls = on),
     ),
     Setting::text(

@@ -15,7 +15,7 @@ pub(super) struct File {
 
 impl File {
     /// The answer that carries it.
-    pub(super) async fn respond(&self) -> impl IntoResponse {
+    pub(super) fn respond(&self) -> impl IntoResponse {
         let headers = HEADERS.map(|(name, value)| (name, HeaderValue::from_static(value)));
         let kind = HeaderValue::from_static(self.kind);
         (headers, [(CONTENT_TYPE, kind)], self.text)

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
+use super::shapes::{MadeCall, MessageContent, ResponseFormat, Stop, Tool, ToolChoice};
 use super::shared::{StreamOptions, Timings, Usage};
 
 /// A chat to be continued.
@@ -42,6 +43,7 @@ pub(crate) struct ChatRequest {
     pub(crate) frequency_penalty: Option<f32>,
     pub(crate) seed: Option<i64>,
     /// A text or a list of texts that end the answer and are not part of it
+    #[schema(value_type = Option<Stop>)]
     pub(crate) stop: Option<Value>,
     /// Answers to give
     #[schema(minimum = 1, maximum = 8)]
@@ -51,16 +53,20 @@ pub(crate) struct ChatRequest {
     #[schema(minimum = 0, maximum = 20)]
     pub(crate) top_logprobs: Option<u32>,
     /// `{"type": "text" | "json_object" | "json_schema", ...}`
+    #[schema(value_type = Option<ResponseFormat>)]
     pub(crate) response_format: Option<Value>,
     /// A JSON schema that the answer must follow
+    #[schema(value_type = Option<Map<String, Value>>)]
     pub(crate) guided_json: Option<Value>,
     /// A regular expression that the answer must match
     pub(crate) guided_regex: Option<String>,
     /// A Lark grammar that the answer must follow
     pub(crate) guided_grammar: Option<String>,
     /// Functions that the model may call
+    #[schema(value_type = Option<Vec<Tool>>)]
     pub(crate) tools: Option<Vec<Value>>,
     /// none, auto, required, or the function that must be called
+    #[schema(value_type = Option<ToolChoice>)]
     pub(crate) tool_choice: Option<Value>,
     /// Whether the template may open with a thought, where it has a switch for it
     pub(crate) enable_thinking: Option<bool>,
@@ -95,8 +101,10 @@ pub(crate) struct ChatMessage {
     pub(crate) role: Role,
     /// A text, or parts `{"type": "text", "text": ...}` and `{"type": "image_url", "image_url": {"url": ...}}` in any
     /// order; null beside `tool_calls`
+    #[schema(value_type = Option<MessageContent>)]
     pub(crate) content: Option<Value>,
     /// Calls that the assistant made
+    #[schema(value_type = Option<Vec<MadeCall>>)]
     pub(crate) tool_calls: Option<Vec<Value>>,
     /// The call whose result a tool message brings
     pub(crate) tool_call_id: Option<String>,

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
 
+use super::shapes::{RawPrompt, ResponseFormat, Stop};
 use super::shared::{StreamOptions, Timings, Usage};
 
 /// A raw prompt to be continued; control tokens in it count.
@@ -12,7 +13,7 @@ pub(crate) struct CompletionRequest {
     /// The name of the model
     pub(crate) model: Option<String>,
     /// A text, a list of texts, a list of tokens, or a list of lists of tokens
-    #[schema(required = true)]
+    #[schema(required = true, value_type = Option<RawPrompt>)]
     pub(crate) prompt: Option<Value>,
     /// Comes back in the answer's `request_id`
     pub(crate) request_id: Option<String>,
@@ -37,13 +38,16 @@ pub(crate) struct CompletionRequest {
     #[schema(minimum = -2, maximum = 2)]
     pub(crate) frequency_penalty: Option<f32>,
     pub(crate) seed: Option<i64>,
+    #[schema(value_type = Option<Stop>)]
     pub(crate) stop: Option<Value>,
     #[schema(minimum = 1, maximum = 8)]
     pub(crate) n: Option<u32>,
     /// With each token, the logarithms of its probability and of those of so many of the likeliest
     #[schema(minimum = 0, maximum = 20)]
     pub(crate) logprobs: Option<u32>,
+    #[schema(value_type = Option<ResponseFormat>)]
     pub(crate) response_format: Option<Value>,
+    #[schema(value_type = Option<serde_json::Map<String, Value>>)]
     pub(crate) guided_json: Option<Value>,
     pub(crate) guided_regex: Option<String>,
     pub(crate) guided_grammar: Option<String>,

@@ -2,6 +2,7 @@
 
 mod chat;
 mod completions;
+mod shapes;
 mod shared;
 
 pub(super) use self::chat::{

@@ -5,6 +5,7 @@ use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
 use super::chat::ChatMessage;
+use super::shapes::Tool;
 
 /// An error.
 #[derive(Debug, Serialize, ToSchema)]
@@ -115,6 +116,7 @@ pub(crate) struct TokenizeRequest {
     /// A chat, which goes through the chat template
     pub(crate) messages: Option<Vec<ChatMessage>>,
     pub(crate) images: Option<Vec<String>>,
+    #[schema(value_type = Option<Vec<Tool>>)]
     pub(crate) tools: Option<Vec<Value>>,
     pub(crate) chat_template_kwargs: Option<Map<String, Value>>,
 }
