@@ -28,6 +28,14 @@ pub enum Error {
         /// Tokens that fit, the first generated one included.
         limit: usize,
     },
+    /// However the prompt is cut into tokens, it does not fit the context.
+    #[error("prompt of at least {least} tokens exceeds the context of {limit} tokens")]
+    ContextSurelyExceeded {
+        /// No way of cutting it has fewer tokens.
+        least: usize,
+        /// Tokens that fit, the first generated one included.
+        limit: usize,
+    },
     /// A file's container is malformed: header, index, lengths, offsets.
     #[error("{}: {what}", shown(path))]
     File {

@@ -225,9 +225,9 @@ impl ApiError {
 impl From<Error> for ApiError {
     fn from(error: Error) -> Self {
         let code = match &error {
-            Error::ContextExceeded { .. } | Error::ImagesExceedContext { .. } => {
-                Code::ContextLengthExceeded
-            }
+            Error::ContextExceeded { .. }
+            | Error::ContextSurelyExceeded { .. }
+            | Error::ImagesExceedContext { .. } => Code::ContextLengthExceeded,
             Error::Image { .. } => Code::InvalidImage,
             Error::Grammar { kind, .. } => {
                 // The field that the rule came in.

@@ -95,6 +95,16 @@ impl TextSide {
     /// # Errors
     /// As [`TextSide::chat_prompt`].
     pub fn chat(&self, messages: &[Message], options: &RenderOptions) -> Result<ChatPrompt> {
+        self.chat_within(messages, options, usize::MAX)
+    }
+
+    /// The same, where long texts that surely have `limit` tokens are refused before they are cut.
+    pub(super) fn chat_within(
+        &self,
+        messages: &[Message],
+        options: &RenderOptions,
+        limit: usize,
+    ) -> Result<ChatPrompt> {
         let Some(template) = &self.template else {
             return Err(Error::Request(
                 "the model has no chat template: give one, or use a raw prompt".into(),
@@ -106,6 +116,7 @@ impl TextSide {
             ..options.clone()
         };
         let prompt = template.render(messages, &options, &self.tokenizer)?;
+        self.tokenizer.check_length(prompt.text(), limit)?;
         let opening = if self.answer_format().reasoning {
             template.opening(&prompt, messages, &options, &self.tokenizer)?
         } else {

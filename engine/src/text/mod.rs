@@ -4,6 +4,7 @@ mod added_tokens;
 mod answer;
 mod byte_level;
 mod chat_template;
+mod fewest_tokens;
 mod grammar;
 mod guard;
 mod message;

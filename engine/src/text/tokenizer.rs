@@ -2,14 +2,17 @@
 
 use std::ops::Range;
 use std::path::Path;
+use std::sync::OnceLock;
 
 use tokenizers::models::bpe::BPE;
 use tokenizers::{
     Decoder as _, DecoderWrapper, Model as _, NormalizedString, Normalizer as _, NormalizerWrapper,
-    OffsetType, PreTokenizedString, PreTokenizer as _, PreTokenizerWrapper, Token,
+    OffsetType, PreTokenizedString, PreTokenizer as _, PreTokenizerWrapper, SplitDelimiterBehavior,
+    Token,
 };
 
 use super::added_tokens::{AddedToken, AddedTokens, Match};
+use super::fewest_tokens::FewestTokens;
 use super::{byte_level, tokenizer_files, tokenizer_gguf};
 use crate::{Error, Result};
 
@@ -55,6 +58,8 @@ pub struct Tokenizer {
     named: Vec<(String, String)>,
     add_bos: bool,
     vocab_size: usize,
+    /// Built for the first long text.
+    fewest: OnceLock<FewestTokens>,
 }
 
 /// What a [`Tokenizer`] is built from, wherever it was read.
@@ -123,6 +128,7 @@ impl Tokenizer {
             added,
             named: parts.named,
             add_bos: parts.add_bos,
+            fewest: OnceLock::new(),
         }
     }
 
@@ -158,6 +164,57 @@ impl Tokenizer {
     ) -> Result<Vec<u32>> {
         self.encode_steps(text, control)
             .map_err(|e| Error::Tokenizer(e.to_string()))
+    }
+
+    /// Refuses a long text that no way of cutting it brings below `limit` tokens. Cutting takes hundreds of times the
+    /// text's memory; this takes next to none. Short texts pass: their exact number is worth more.
+    pub(crate) fn check_length(&self, text: &str, limit: usize) -> Result<()> {
+        if text.len() < LONG_TEXT.max(limit) {
+            return Ok(());
+        }
+        let fewest = self.fewest.get_or_init(|| {
+            let ids = 0..u32::try_from(self.vocab_size).unwrap_or(u32::MAX);
+            let tokens = ids.filter_map(|id| self.token_bytes(id));
+            FewestTokens::new(tokens, self.is_exact())
+        });
+        let least = if self.keeps(text) {
+            fewest.count(text.as_bytes(), limit)
+        } else {
+            0
+        };
+        if least < limit {
+            return Ok(());
+        }
+        Err(Error::ContextSurelyExceeded { least, limit })
+    }
+
+    /// Whether the tokens of a text that the normaliser leaves alone are that text, byte for byte.
+    fn is_exact(&self) -> bool {
+        let unmarked = |mark: &Option<String>| mark.as_ref().is_none_or(String::is_empty);
+        let plain = |token: &AddedToken| !token.lstrip && !token.rstrip && token.content.is_ascii();
+        self.byte_level
+            && self
+                .splitter
+                .as_ref()
+                .is_some_and(|splitter| splits_to_bytes(splitter) && loses_nothing(splitter))
+            && unmarked(&self.model.continuing_subword_prefix)
+            && unmarked(&self.model.end_of_word_suffix)
+            && self.added.iter().all(plain)
+    }
+
+    /// Whether the normaliser leaves every part of `text` as it is.
+    fn keeps(&self, text: &str) -> bool {
+        match &self.normalizer {
+            None => true,
+            // Parts of a text in this form have it too.
+            Some(NormalizerWrapper::NFC(form)) => {
+                text.is_ascii() || {
+                    let mut normalized = NormalizedString::from(text);
+                    form.normalize(&mut normalized).is_ok() && normalized.get() == text
+                }
+            }
+            Some(_) => false,
+        }
     }
 
     /// The order is that of the `tokenizers` crate: added tokens, normaliser, added tokens in
@@ -334,6 +391,17 @@ fn splits_to_bytes(pre_tokenizer: &PreTokenizerWrapper) -> bool {
     }
 }
 
+/// Whether what is cut is all of the text, and no more.
+fn loses_nothing(pre_tokenizer: &PreTokenizerWrapper) -> bool {
+    match pre_tokenizer {
+        PreTokenizerWrapper::ByteLevel(bytes) => !bytes.add_prefix_space,
+        PreTokenizerWrapper::Digits(_) => true,
+        PreTokenizerWrapper::Sequence(sequence) => sequence.as_ref().iter().all(loses_nothing),
+        PreTokenizerWrapper::Split(split) => split.behavior != SplitDelimiterBehavior::Removed,
+        _ => false,
+    }
+}
+
 /// The byte of a token such as `<0x0A>`.
 fn byte_of_fallback(token: &str) -> Option<u8> {
     let digits = token.strip_prefix("<0x")?.strip_suffix('>')?;
@@ -343,3 +411,6 @@ fn byte_of_fallback(token: &str) -> Option<u8> {
         None
     }
 }
+
+/// Bytes from which a text is long.
+const LONG_TEXT: usize = 256 << 10;

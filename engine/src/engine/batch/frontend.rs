@@ -113,9 +113,10 @@ impl Frontend {
     /// tokens that it spells out are none.
     ///
     /// # Errors
-    /// When the model has no chat template, or the template refuses the messages.
+    /// When the model has no chat template, the template refuses the messages, or a text is so long that no way of
+    /// cutting it fits the context.
     pub fn chat_prompt(&self, messages: &[Message], options: &RenderOptions) -> Result<Vec<u32>> {
-        self.text.chat_prompt(messages, options)
+        Ok(self.chat(messages, options)?.ids)
     }
 
     /// The same, with the state in which the prompt leaves the answer.
@@ -123,14 +124,15 @@ impl Frontend {
     /// # Errors
     /// As [`Frontend::chat_prompt`].
     pub fn chat(&self, messages: &[Message], options: &RenderOptions) -> Result<ChatPrompt> {
-        self.text.chat(messages, options)
+        self.text.chat_within(messages, options, self.context)
     }
 
     /// The tokens of a raw text, in which control tokens count.
     ///
     /// # Errors
-    /// When the tokenizer fails.
+    /// When the tokenizer fails, or the text is so long that no way of cutting it fits the context.
     pub fn raw_prompt(&self, text: &str) -> Result<Vec<u32>> {
+        self.text.tokenizer.check_length(text, self.context)?;
         self.text.tokenizer.encode_prompt(text)
     }
 
