@@ -8,9 +8,7 @@ use crate::error::{Error, Result};
 use crate::generate::SamplingParams;
 use crate::image::{ImageDigest, ImageSize, Patches, RgbImage};
 use crate::load::GenerationConfig;
-use crate::text::{
-    AnswerFormat, ChatTemplate, Grammars, Message, RenderOptions, Tokenizer,
-};
+use crate::text::{AnswerFormat, ChatTemplate, Grammars, Message, RenderOptions, Tokenizer};
 
 /// A picture, resized and cut, with what tells it from all others. Clones share the pixels.
 #[derive(Clone)]
