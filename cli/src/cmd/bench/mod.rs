@@ -24,7 +24,7 @@ mod values;
 
 use std::cell::OnceCell;
 use std::io::Write as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Result, ensure};
@@ -43,7 +43,10 @@ pub(crate) fn run(command: &BenchCommand, quiet: bool) -> Result<()> {
         BenchCommand::Attention(args) => (args.options.targets(), None),
         BenchCommand::Linear(args) => (args.options.targets(), None),
         BenchCommand::Model(args) => (args.options.targets(), args.model.as_deref()),
-        BenchCommand::Serve(args) => (targets_of(&args.json, &args.svg), args.model.as_deref()),
+        BenchCommand::Serve(args) => (
+            targets_of(args.json.as_deref(), args.svg.as_deref()),
+            args.model.as_deref(),
+        ),
     };
     targets?.are_not(model)?;
     match command {
@@ -80,16 +83,16 @@ struct Bench<'a> {
 
 impl BenchOptions {
     fn targets(&self) -> Result<Targets<'_>> {
-        targets_of(&self.json, &self.svg)
+        targets_of(self.json.as_deref(), self.svg.as_deref())
     }
 }
 
 /// The files to write; refuses those that could not be written in the end, before hours are spent.
-fn targets_of<'a>(json: &'a Option<PathBuf>, svg: &'a Option<PathBuf>) -> Result<Targets<'a>> {
+fn targets_of<'a>(json: Option<&'a Path>, svg: Option<&'a Path>) -> Result<Targets<'a>> {
     let both = [("--json", json), ("--svg", svg)];
     let given = both
         .into_iter()
-        .filter_map(|(option, path)| Some((option, path.as_deref()?)));
+        .filter_map(|(option, path)| Some((option, path?)));
     Targets::check(given)
 }
 

@@ -7,3 +7,5 @@ mod config;
 mod limits;
 mod pictures;
 mod safety;
+mod soak;
+mod soak_cases;

@@ -293,6 +293,37 @@ impl Percentiles {
 
 /// What one kind of loads came to, over the loads.
 fn plots(loads: &[&Load], is_open: bool) -> [Panel; 4] {
+    let rate = "tokens per second";
+    let time = "milliseconds";
+    let [generated, decode]: [Line; 2] = [
+        ("", |load| Some(load.tokens_per_second)),
+        ("", |load| Some(load.decode_tokens_per_second?.p50)),
+    ];
+    let first: [Line; 2] = [
+        (" p50", |load| Some(load.first_token_ms?.p50)),
+        (" p99", |load| Some(load.first_token_ms?.p99)),
+    ];
+    let between: [Line; 2] = [
+        (" p50", |load| Some(load.between_tokens_ms?.p50)),
+        (" p99", |load| Some(load.between_tokens_ms?.p99)),
+    ];
+    [
+        plot(loads, is_open, ("all answers together", rate), &[generated]),
+        plot(
+            loads,
+            is_open,
+            ("an answer behind its first token", rate),
+            &[decode],
+        ),
+        plot(loads, is_open, ("to the first token", time), &first),
+        plot(loads, is_open, ("between tokens", time), &between),
+    ]
+}
+
+/// A line of each server: how its name ends, and its heights.
+type Line = (&'static str, fn(&Load) -> Option<f64>);
+
+fn plot(loads: &[&Load], is_open: bool, (what, up): (&str, &'static str), lines: &[Line]) -> Panel {
     let (kind, right) = if is_open {
         ("open loop", "requests per second")
     } else {
@@ -305,63 +336,24 @@ fn plots(loads: &[&Load], is_open: bool) -> [Panel; 4] {
     let mut ticks: Vec<f64> = loads.iter().map(|load| tick(load)).collect();
     ticks.sort_unstable_by(f64::total_cmp);
     ticks.dedup();
-    let labels: Vec<String> = ticks.iter().map(f64::to_string).collect();
-    let panel = |what: &str, up, values: &[(&str, Value)]| {
-        let mut series: Vec<Series> = Vec::new();
-        for load in loads {
-            let at = ticks.partition_point(|other| *other < tick(load));
-            for (suffix, value) in values {
-                let Some(height) = value(load) else { continue };
-                let name = format!("{}{suffix}", load.server);
-                match series.iter_mut().find(|series| series.name == name) {
-                    Some(series) => series.points.push((at, height)),
-                    None => series.push(Series {
-                        name,
-                        points: vec![(at, height)],
-                    }),
-                }
+    let mut series: Vec<Series> = Vec::new();
+    for load in loads {
+        let at = ticks.partition_point(|other| *other < tick(load));
+        for (suffix, value) in lines {
+            let Some(height) = value(load) else { continue };
+            let name = format!("{}{suffix}", load.server);
+            match series.iter_mut().find(|series| series.name == name) {
+                Some(series) => series.points.push((at, height)),
+                None => series.push(Series {
+                    name,
+                    points: vec![(at, height)],
+                }),
             }
         }
-        Panel::new(
-            format!("{what}, {kind}"),
-            [up, right],
-            labels.clone(),
-            series,
-        )
-    };
-    [
-        panel(
-            "generated tokens",
-            "tokens per second",
-            &[("", |load| Some(load.tokens_per_second))],
-        ),
-        panel(
-            "an answer behind its first token",
-            "tokens per second",
-            &[("", |load| {
-                load.decode_tokens_per_second.map(|found| found.p50)
-            })],
-        ),
-        panel(
-            "to the first token",
-            "milliseconds",
-            &[
-                (" p50", |load| load.first_token_ms.map(|found| found.p50)),
-                (" p99", |load| load.first_token_ms.map(|found| found.p99)),
-            ],
-        ),
-        panel(
-            "between tokens",
-            "milliseconds",
-            &[
-                (" p50", |load| load.between_tokens_ms.map(|found| found.p50)),
-                (" p99", |load| load.between_tokens_ms.map(|found| found.p99)),
-            ],
-        ),
-    ]
+    }
+    let labels = ticks.iter().map(f64::to_string).collect();
+    Panel::new(format!("{what}, {kind}"), [up, right], labels, series)
 }
-
-type Value = fn(&Load) -> Option<f64>;
 
 #[cfg(test)]
 mod tests {
