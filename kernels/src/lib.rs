@@ -22,7 +22,7 @@ pub use backend::{
     NormKind, Phase, RopeArgs, RowsOut, Sight,
 };
 pub use buffer::Buffer;
-pub use cpu::{Caches, Ceilings, CpuBackend, Isa, Topology};
+pub use cpu::{Caches, Ceilings, CpuBackend, Isa, PlainRead, Topology};
 pub use dtype::{DType, Element};
 pub use error::{Error, Result};
 pub use kv::{KV_BLOCK, KvLayer, KvRows};

@@ -29,6 +29,8 @@ pub(super) struct App {
     pub(super) strict_model: bool,
     pub(super) card: ModelCard,
     pub(super) frontend: Arc<Frontend>,
+    /// Bytes of the longest token.
+    pub(super) longest_token: usize,
     pub(super) worker: Worker,
     pub(super) metrics: Arc<Metrics>,
     pub(super) budget: Budget,
@@ -65,6 +67,17 @@ impl App {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Refuses a text so long that no way of cutting it into tokens fits the context, before it is cut.
+    pub(super) fn check_text(&self, bytes: usize, param: &str) -> Result<(), ApiError> {
+        let (least, limit) = (bytes.div_ceil(self.longest_token), self.frontend.context());
+        if least < limit {
+            return Ok(());
+        }
+        let what =
+            format!("prompt of at least {least} tokens exceeds the context of {limit} tokens");
+        Err(ApiError::new(Code::ContextLengthExceeded, what).at(param))
     }
 
     /// Room for so many answers; with none left, one is to come back later.

@@ -113,7 +113,7 @@ impl Plan {
             ));
         }
         let logprobs = (chat.logprobs == Some(true)).then_some(top.unwrap_or(0) as usize);
-        let format = app.frontend.answer_format();
+        let format = app.frontend.text().answer_format();
         let rules = Rules::of_chat(chat, format, app.limits.grammar_bytes)?;
         Ok(Self {
             params,

@@ -41,6 +41,9 @@ pub(super) async fn completions(
     app.check_model(completion.model.as_deref())?;
     let params = check(&app, &completion)?;
     let texts = texts(completion.prompt.take())?;
+    for text in &texts {
+        app.check_text(text.bytes(), "prompt")?;
+    }
     let slots = app.slots(params.answers.saturating_mul(texts.len()))?;
     let frontend = Arc::clone(&app.frontend);
     let rules = Rules::of_completion(&completion, app.limits.grammar_bytes)?;
@@ -94,6 +97,14 @@ enum Text {
 }
 
 impl Text {
+    /// Bytes that are to be cut into tokens.
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Words(text) => text.len(),
+            Self::Tokens(_) => 0,
+        }
+    }
+
     fn prompt(
         self,
         frontend: &cider::Frontend,

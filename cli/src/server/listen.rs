@@ -110,6 +110,7 @@ impl Server {
             .timer(TokioTimer::new())
             .header_read_timeout(limits.header_timeout)
             .max_buf_size(MAX_HEAD)
+            .max_header_size(MAX_HEAD)
             .half_close(false);
         let served = connection.serve_connection(io, TowerToHyperService::new(self.router.clone()));
         tokio::pin!(served);

@@ -203,6 +203,7 @@ impl App {
             gate,
             defaults: defaults(&sampling, &limits, &frontend),
             strict_model: server.strict_model,
+            longest_token: longest_token(&frontend),
             card,
             frontend,
             worker,
@@ -241,6 +242,15 @@ fn defaults(sampling: &SamplingDefaults, limits: &config::Limits, frontend: &Fro
         max_new_tokens: sampling.max_new_tokens,
         max_tokens: limits.max_tokens,
     }
+}
+
+fn longest_token(frontend: &Frontend) -> usize {
+    let tokenizer = frontend.tokenizer();
+    let ids = 0..u32::try_from(tokenizer.vocab_size()).unwrap_or(u32::MAX);
+    let longest = ids
+        .filter_map(|id| Some(tokenizer.token_bytes(id)?.len()))
+        .max();
+    longest.unwrap_or(1).max(1)
 }
 
 /// What a model is called if nobody says: the name of its folder or file.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use cider::generate::Constraint;
 use cider::image::{ImageLimits, ImageSource, RgbImage};
-use cider::text::{Message, Opening, RenderOptions};
+use cider::text::{Content, Message, Opening, Part, RenderOptions};
 use cider::{Error, Frontend, PreparedImage, VisionSide};
 use tokio::task::spawn_blocking;
 
@@ -57,6 +57,7 @@ impl App {
             let what = "the model has no vision input: it takes text alone";
             return Err(ApiError::value("messages", what));
         }
+        self.check_text(messages.iter().map(length).sum(), "messages")?;
         let mut sources = Vec::with_capacity(pictures.len());
         for (index, picture) in pictures.into_iter().enumerate() {
             let source = self.source(index, picture.url, &mut share).await;
@@ -128,6 +129,21 @@ impl App {
             }
             _ => Err(refuse("only data: URLs are read")),
         }
+    }
+}
+
+/// Bytes of a message's text.
+fn length(message: &Message) -> usize {
+    match &message.content {
+        Content::Text(text) => text.len(),
+        Content::Parts(parts) => {
+            let texts = parts.iter().map(|part| match part {
+                Part::Text { text } => text.len(),
+                Part::Image => 0,
+            });
+            texts.sum()
+        }
+        Content::Nothing(()) => 0,
     }
 }
 

@@ -95,7 +95,7 @@ impl Rules {
         if self.grammar.is_none() && budget.is_none() {
             return Ok((0..answers).map(|_| None).collect());
         }
-        let grammars = frontend.grammars()?;
+        let grammars = frontend.text().grammars()?;
         let one = || Ok(grammars.constrain(opening, budget, self.grammar.as_ref())?);
         (0..answers).map(|_| one()).collect()
     }

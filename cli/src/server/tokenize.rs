@@ -29,6 +29,7 @@ pub(super) async fn tokenize(
     app.check_model(asked.model.as_deref())?;
     let (tokens, _share) = match (asked.prompt, asked.messages) {
         (Some(prompt), None) => {
+            app.check_text(prompt.len(), "prompt")?;
             let frontend = Arc::clone(&app.frontend);
             let encode = move || Ok(frontend.raw_prompt(&prompt)?);
             (app.prepare(encode).await?, share)

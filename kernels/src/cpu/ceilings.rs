@@ -170,21 +170,69 @@ unsafe fn portable_f32(rounds: u64, left: u32, right: u32) {
 /// Bytes per second that all threads read together. A run reads the whole buffer: of a part that the last cache
 /// happens to keep the best run would make the figure of a cache.
 fn read_rate(backend: &CpuBackend, rounds: usize) -> Result<f64> {
-    let pool = &backend.pool;
-    let unit = size_of::<f32>() * UNIT * pool.threads();
-    let bytes = (BEYOND * Caches::detect().last + 1).next_multiple_of(unit);
-    let mut buffer = Buffer::host(bytes)?;
-    // Pages that were never written are all the same one, which a cache does hold.
-    buffer.as_mut_slice::<f32>().fill(1.0);
-    let floats = buffer.as_slice::<f32>();
-    let each = floats.len() / pool.threads();
-    let time = best_of(rounds, || {
-        together(pool, &|thread| {
+    let mut plain = PlainRead::new()?;
+    let bytes = plain.bytes();
+    let time = best_of(rounds, || plain.run(backend, bytes));
+    Ok(bytes as f64 / time.as_secs_f64())
+}
+
+/// A buffer that no cache holds, read plainly by all threads: how fast memory is at this moment, to be asked beside
+/// work that waits for memory.
+#[derive(Debug)]
+pub struct PlainRead {
+    buffer: Buffer,
+    /// Bytes of it.
+    bytes: usize,
+    /// Where the next read begins, in bytes.
+    place: usize,
+}
+
+impl PlainRead {
+    /// A buffer larger than the caches.
+    ///
+    /// # Errors
+    /// When there is no memory for it.
+    pub fn new() -> Result<Self> {
+        let bytes = (BEYOND * Caches::detect().last + 1).next_multiple_of(MOST_THREADS * BYTES);
+        let mut buffer = Buffer::host(bytes)?;
+        // Pages that were never written are all the same one, which a cache does hold.
+        buffer.as_mut_slice::<f32>().fill(1.0);
+        Ok(Self {
+            buffer,
+            bytes,
+            place: 0,
+        })
+    }
+
+    /// Bytes of the buffer.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Reads `bytes` bytes, or a few less, behind those that were read last, round and round.
+    pub fn read(&mut self, backend: &CpuBackend, bytes: usize) -> Duration {
+        let mut left = bytes;
+        let mut time = Duration::ZERO;
+        while left > 0 {
+            let part = left.min(self.bytes - self.place);
+            time += self.run(backend, part).time;
+            left -= part;
+        }
+        time
+    }
+
+    /// Reads a part that ends within the buffer.
+    fn run(&mut self, backend: &CpuBackend, bytes: usize) -> Run {
+        let floats = &self.buffer.as_slice::<f32>()[self.place / size_of::<f32>()..];
+        let each = bytes / backend.pool.threads() / BYTES * UNIT;
+        let run = together(&backend.pool, &|thread| {
             let floats = &floats[thread * each..][..each];
             black_box(backend.level.run(Read { floats }));
-        })
-    });
-    Ok(bytes as f64 / time.as_secs_f64())
+        });
+        self.place = (self.place + bytes.next_multiple_of(BYTES)) % self.bytes;
+        run
+    }
 }
 
 /// Reads floats, whose number is a multiple of [`UNIT`].
@@ -295,8 +343,11 @@ fn best_of(rounds: usize, mut run: impl FnMut() -> Run) -> Duration {
 const CHAINS: usize = 12;
 /// How much larger than the last cache the buffer is that is read.
 const BEYOND: usize = 4;
-/// Floats that a turn of the reading loop reads.
+/// Floats that a turn of the reading loop reads, and their bytes.
 const UNIT: usize = 8 * LANES;
+const BYTES: usize = UNIT * size_of::<f32>();
+/// The buffer is cut into equal parts for so many threads.
+const MOST_THREADS: usize = 64;
 /// A run of a busy loop: long against the clock, short against what a scheduler gives others.
 const RUN: Duration = Duration::from_micros(400);
 /// What is spent on a round at least.

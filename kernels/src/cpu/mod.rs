@@ -57,7 +57,7 @@ use crate::tensor::{TensorMut, TensorRef};
 use crate::weights::{RowSource, Weights};
 
 pub use self::caches::Caches;
-pub use self::ceilings::Ceilings;
+pub use self::ceilings::{Ceilings, PlainRead};
 pub use self::table::Isa;
 pub use self::topology::Topology;
 

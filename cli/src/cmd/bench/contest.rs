@@ -1,10 +1,11 @@
 //! One measurement: our variants and other programs' at the same work, in the same rounds.
 
 use anyhow::Result;
+use cider_kernels::PlainRead;
 
 use super::Bench;
 use super::peer::{Ask, Peers};
-use super::record::{CIDER, Place, Row};
+use super::record::{CIDER, MACHINE, Place, Row};
 use super::roofline::Cost;
 use super::timing::{self, Spread};
 
@@ -12,6 +13,7 @@ use super::timing::{self, Spread};
 pub(super) struct Contender {
     /// The number of the peer; none for one of ours.
     pub(super) peer: Option<usize>,
+    pub(super) who: &'static str,
     pub(super) variant: String,
     pub(super) ask: Ask,
     pub(super) cost: Cost,
@@ -23,6 +25,7 @@ impl Contender {
     pub(super) fn ours(variant: &str, cost: Cost, error: Option<f64>) -> Self {
         Self {
             peer: None,
+            who: CIDER,
             variant: variant.to_owned(),
             ask: Ask::Work,
             cost,
@@ -38,6 +41,19 @@ impl Contender {
         }
     }
 
+    /// The machine itself, which reads as many bytes: after all of ours.
+    pub(super) fn plain_read(bytes: f64, ask: Ask) -> Self {
+        let cost = Cost {
+            bytes,
+            ..Cost::NOTHING
+        };
+        Self {
+            who: MACHINE,
+            ask,
+            ..Self::ours(PLAIN_READ, cost, None)
+        }
+    }
+
     /// The row of what was measured.
     pub(super) fn row<const N: usize>(
         &self,
@@ -46,7 +62,7 @@ impl Contender {
         (shape, place): ([(&str, usize); N], Place),
         spread: Spread,
     ) -> Row {
-        let who = self.peer.map_or(CIDER, |number| &peers.get(number).name);
+        let who = self.peer.map_or(self.who, |number| &peers.get(number).name);
         Row {
             who: who.to_owned(),
             variant: self.variant.clone(),
@@ -54,6 +70,16 @@ impl Contender {
             ..Row::new(work, shape, place, (self.cost, spread))
         }
     }
+}
+
+/// The seconds of each of some plain reads of `bytes` bytes.
+pub(super) fn plain_reads(
+    bench: &Bench<'_>,
+    plain: &mut PlainRead,
+    (bytes, repetitions): (f64, usize),
+) -> Vec<f64> {
+    let read = |_| plain.read(&bench.backend, bytes as usize).as_secs_f64();
+    (0..repetitions).map(read).collect()
 }
 
 /// Times everybody in turn: `ours(number, repetitions)` gives the seconds of each run of one of ours. A peer that was
@@ -83,3 +109,6 @@ pub(super) fn measure(
         .filter_map(|(contender, figures)| Some((contender, Spread::new(figures?))))
         .collect())
 }
+
+/// What the machine does where work waits for memory.
+const PLAIN_READ: &str = "plain read";

@@ -3,12 +3,12 @@
 use std::path::Path;
 
 use anyhow::{Context as _, Result};
-use cider_kernels::Caches;
+use cider_kernels::{Caches, PlainRead};
 use serde_json::json;
 
 use super::contest::{self, Contender};
 use super::linear_work::{Exact, LinearWork, PRODUCT, Scheme, Task};
-use super::peer::{Exchange, Peers, Question};
+use super::peer::{Ask, Exchange, Peers, Question};
 use super::record::{self, Place, Row};
 use super::timing::{self, Spread};
 use super::{Bench, check_room, or, values};
@@ -116,15 +116,31 @@ fn measure(
         let error = work.check(task, m, &exact)?;
         contenders.push(Contender::ours(task.name(), work.cost(task, m)?, error));
     }
+    let [n, k] = work.shape();
+    let bytes = (n * k) as f64;
+    let mut plain = None;
+    let ceilings = bench.best();
+    if contenders
+        .iter()
+        .any(|ours| ours.cost.is_memory_bound(&ceilings))
+    {
+        plain = Some(PlainRead::new()?);
+        contenders.push(Contender::plain_read(bytes, Ask::Work));
+    }
     for (peer, error) in check_peers(peers, work, m, &exact, folder)? {
         let cost = work.nominal_cost(Scheme::like(&peers.get(peer).variant), m);
         contenders.push(Contender::theirs(peers, peer, cost, Some(error)));
     }
     let found = contest::measure(bench, peers, contenders, |number, repetitions| {
+        let Some(task) = tasks.get(number) else {
+            let plain = plain.iter_mut().next();
+            return Ok(plain.map_or_else(Vec::new, |plain| {
+                contest::plain_reads(bench, plain, (bytes, repetitions))
+            }));
+        };
         work.quantize(m)?;
-        timing::seconds(repetitions, || work.run(tasks[number], m))
+        timing::seconds(repetitions, || work.run(*task, m))
     })?;
-    let [n, k] = work.shape();
     let row = |(contender, spread): &(Contender, Spread)| {
         let place = Place {
             label: format!("{n}x{k} M={m}"),

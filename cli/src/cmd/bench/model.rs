@@ -6,14 +6,14 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use cider::load::Checkpoint;
-use cider_kernels::CpuBackend;
+use cider_kernels::{CpuBackend, PlainRead};
 use serde_json::{Value, json};
 
 use super::contest::{self, Contender};
 use super::model_work::{ModelWork, SHORT, Start, decode_cost, prefill_cost, start, tokens};
 use super::peer::{Ask, Peers};
 use super::random_model::RandomModel;
-use super::record::{Place, Row};
+use super::record::{MACHINE, Place, Row};
 use super::roofline::Cost;
 use super::timing::{self, Spread};
 use super::{Bench, or, picture};
@@ -120,6 +120,8 @@ impl<'a> Plan<'a> {
             (Ask::Decode(decoded), decode_cost(config, options, prompt)),
         ];
         let mut contenders = Vec::new();
+        let bytes = phases[1].1.bytes;
+        let mut plain = PlainRead::new()?;
         for number in iter::once(None).chain(able.iter().map(|(number, _)| Some(*number))) {
             for (ask, cost) in phases {
                 let contender = match number {
@@ -128,10 +130,14 @@ impl<'a> Plan<'a> {
                 };
                 contenders.push(Contender { ask, ..contender });
             }
+            if number.is_none() {
+                contenders.push(Contender::plain_read(bytes, phases[1].0));
+            }
         }
         let found = contest::measure(bench, peers, contenders, |number, count| match number {
             0 => timing::seconds(count, || work.prefill()),
-            _ => work.decode(decoded),
+            1 => work.decode(decoded),
+            _ => Ok(contest::plain_reads(bench, &mut plain, (bytes, decoded))),
         })?;
         let mut rows = Vec::new();
         // Phase by phase, so that those who did the same stand together.
@@ -178,7 +184,8 @@ impl<'a> Plan<'a> {
         let tokens = match contender.ask {
             Ask::Work => None,
             Ask::Prefill => Some(prompt),
-            Ask::Decode(_) => Some(1),
+            // The machine reads, and generates nothing.
+            Ask::Decode(_) => (contender.who != MACHINE).then_some(1),
         };
         row.rate = tokens.map(|tokens| tokens as f64 / (spread.median / 1e3));
         let more = [

@@ -336,6 +336,9 @@ pub(super) fn compare(rows: &mut [Row], counterpart: impl Fn(&str) -> &'static s
 /// What a row is compared with that has no contender but the machine.
 pub(super) const FLOOR: &str = "floor";
 
+/// The machine among the contenders.
+pub(super) const MACHINE: &str = "machine";
+
 /// Who we are among the contenders.
 pub(super) const CIDER: &str = "cider";
 

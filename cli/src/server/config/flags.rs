@@ -4,7 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Arg, ArgAction, ArgMatches, Command, Error, FromArgMatches, value_parser};
 
-use super::settings::{Kind, MODEL, SETTINGS};
+use super::setting::Kind;
+use super::settings::{MODEL, SETTINGS};
 
 /// What the command line says.
 #[derive(Clone, Debug, Default)]

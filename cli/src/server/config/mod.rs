@@ -3,6 +3,7 @@
 mod flags;
 mod nearest;
 mod parse;
+mod setting;
 mod settings;
 mod sources;
 

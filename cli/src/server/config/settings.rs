@@ -2,109 +2,11 @@
 
 use std::path::PathBuf;
 
+use super::W8A8;
 use super::parse::{Parsed, bytes, length, number, seconds, truth, whole};
-use super::{Config, W8A8};
+use super::setting::{Kind, Setting};
 use crate::args::{activations, check_device, vision_scheme};
 use crate::numbers::threads;
-
-/// One thing that can be set.
-pub(super) struct Setting {
-    /// Its path in the file, with dots between levels.
-    pub(super) key: &'static str,
-    /// Its flag, without the hyphens.
-    pub(super) flag: &'static str,
-    pub(super) kind: Kind,
-    /// What help texts call its value.
-    pub(super) value: &'static str,
-    pub(super) help: &'static str,
-    /// Takes one value; one of several for [`Kind::Many`].
-    pub(super) set: fn(&mut Config, &str) -> Parsed<()>,
-}
-
-/// What values a setting takes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
-    Text,
-    /// Numbers may stand without quotes.
-    Number,
-    /// True or false; the flag alone is true.
-    Switch,
-    /// A list of texts.
-    Many,
-    /// One of auto, on and off, of which files make true and false.
-    Mode,
-}
-
-impl Setting {
-    /// Its environment variable.
-    pub(super) fn variable(&self) -> String {
-        format!("{PREFIX}{}", self.key.replace('.', "_").to_uppercase())
-    }
-
-    const fn text(
-        key: &'static str,
-        flag: &'static str,
-        value: &'static str,
-        help: &'static str,
-        set: Set,
-    ) -> Self {
-        Self {
-            key,
-            flag,
-            kind: Kind::Text,
-            value,
-            help,
-            set,
-        }
-    }
-
-    const fn number(
-        key: &'static str,
-        flag: &'static str,
-        value: &'static str,
-        help: &'static str,
-        set: Set,
-    ) -> Self {
-        Self {
-            key,
-            flag,
-            kind: Kind::Number,
-            value,
-            help,
-            set,
-        }
-    }
-
-    const fn switch(key: &'static str, flag: &'static str, help: &'static str, set: Set) -> Self {
-        Self {
-            key,
-            flag,
-            kind: Kind::Switch,
-            value: "BOOL",
-            help,
-            set,
-        }
-    }
-
-    const fn many(
-        key: &'static str,
-        flag: &'static str,
-        value: &'static str,
-        help: &'static str,
-        set: Set,
-    ) -> Self {
-        Self {
-            key,
-            flag,
-            kind: Kind::Many,
-            value,
-            help,
-            set,
-        }
-    }
-}
-
-type Set = fn(&mut Config, &str) -> Parsed<()>;
 
 fn mode(text: &str) -> Parsed<W8A8> {
     match text {
@@ -121,9 +23,6 @@ fn group(text: &str) -> Parsed<usize> {
         _ => Err("expected 0, 32, 64, 128 or 256".to_owned()),
     }
 }
-
-/// How environment variables begin.
-pub(super) const PREFIX: &str = "CIDER_SERVE_";
 
 /// The setting of the model, which is an argument rather than a flag.
 pub(super) const MODEL: &str = "model_name_or_path";

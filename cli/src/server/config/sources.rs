@@ -5,7 +5,8 @@ use std::path::Path;
 use cider::files::{self, shown};
 use serde_json::{Map, Value};
 
-use super::settings::{Kind, PREFIX, SETTINGS, Setting};
+use super::setting::{Kind, PREFIX, Setting};
+use super::settings::SETTINGS;
 use super::{Config, ServeFlags, nearest};
 use crate::failure::Usage;
 

@@ -214,40 +214,45 @@ fn open_stream(server: &Server, text: &str, deltas: usize) -> std::net::TcpStrea
     stream
 }
 
+/// Asks for an answer that takes long, and does not wait for it.
+fn begin(server: &Server) -> std::net::TcpStream {
+    let body = message("3", json!({"max_tokens": 50_000})).to_string();
+    let mut stream = server.connect();
+    let request = server.request("POST", super::client::CHAT, &[], body.as_bytes());
+    stream.write_all(&request).unwrap();
+    stream
+}
+
+/// One place to run, some to wait, and room for endless answers.
+fn narrow(name: &str, queue: &str) -> Server {
+    let model = chain(name, &scripts(), None);
+    let room = ["--ctx", "60000", "--cache-tokens", "61000"];
+    let places = ["--scheme", "none", "--max-running", "1", "--queue", queue];
+    Server::start(&model, places.into_iter().chain(room))
+}
+
 #[test]
 fn c040_a_client_that_leaves_frees_its_place() {
-    let model = chain("leaves", &scripts(), None);
-    let server = Server::start(
-        &model,
-        [
-            "--scheme",
-            "none",
-            "--max-running",
-            "1",
-            "--queue",
-            "1",
-            "--ctx",
-            "8000",
-        ],
-    );
-    drop(open_stream(&server, "3", 5));
-    thread::sleep(Duration::from_secs(1));
-    let started = Instant::now();
-    assert_eq!(server.say("2", json!({})).content(), "ABCDEFGHIJK");
-    assert!(
-        started.elapsed() < Duration::from_secs(2),
-        "{:?}",
-        started.elapsed()
-    );
-    // One that is not streamed is noticed too.
-    let body = message("3", json!({"max_tokens": 7000})).to_string();
-    let mut whole = server.connect();
-    whole
-        .write_all(&server.request("POST", super::client::CHAT, &[], body.as_bytes()))
-        .unwrap();
-    thread::sleep(Duration::from_millis(300));
-    drop(whole);
-    thread::sleep(Duration::from_secs(1));
+    let server = narrow("leaves", "1");
+    // A stream that is read for a while, then one that is not streamed at all.
+    for streamed in [true, false] {
+        let stream = if streamed {
+            open_stream(&server, "3", 5)
+        } else {
+            begin(&server)
+        };
+        thread::sleep(Duration::from_millis(300));
+        assert_eq!(server.get("/v1/queue").ok().json()["status"], "busy");
+        drop(stream);
+        thread::sleep(Duration::from_secs(1));
+        let started = Instant::now();
+        assert_eq!(server.say("2", json!({})).content(), "ABCDEFGHIJK");
+        assert!(
+            started.elapsed() < Duration::from_secs(2),
+            "{:?}",
+            started.elapsed()
+        );
+    }
     let queue = server.get("/v1/queue").ok().json();
     assert_eq!(
         (&queue["queue_size"], &queue["status"]),
@@ -259,36 +264,23 @@ fn c040_a_client_that_leaves_frees_its_place() {
 
 #[test]
 fn c044_a_full_queue_says_so_at_once() {
-    let model = chain("queue", &scripts(), None);
-    let server = Server::start(
-        &model,
-        [
-            "--scheme",
-            "none",
-            "--max-running",
-            "1",
-            "--queue",
-            "4",
-            "--ctx",
-            "8000",
-        ],
-    );
-    let held: Vec<_> = (0..1).map(|_| open_stream(&server, "3", 2)).collect();
+    let server = narrow("queue", "4");
+    let held = begin(&server);
+    thread::sleep(Duration::from_millis(300));
     let answers: Vec<_> = thread::scope(|scope| {
         let ask = || {
             let started = Instant::now();
-            let answer = server.say("3", json!({"max_tokens": 50}));
-            (answer, started.elapsed())
+            (
+                server.say("3", json!({"max_tokens": 50})),
+                started.elapsed(),
+            )
         };
         let threads: Vec<_> = (0..49).map(|_| scope.spawn(ask)).collect();
         // Those that wait are let in once the first has left.
-        thread::sleep(Duration::from_secs(3));
+        thread::sleep(Duration::from_secs(2));
         let queue = server.get("/v1/queue").ok().json();
-        assert_eq!(
-            (&queue["queue_size"], &queue["status"]),
-            (&json!(5), &json!("busy")),
-            "{queue}"
-        );
+        let told = (&queue["queue_size"], &queue["running"], &queue["status"]);
+        assert_eq!(told, (&json!(5), &json!(1), &json!("busy")), "{queue}");
         drop(held);
         threads
             .into_iter()
@@ -299,8 +291,7 @@ fn c044_a_full_queue_says_so_at_once() {
         answers.iter().partition(|(answer, _)| answer.status == 200);
     assert_eq!((served.len(), refused.len()), (4, 45));
     for (answer, time) in refused {
-        let (code, ..) = answer.refusal(429);
-        assert_eq!(code, "queue_full");
+        assert_eq!(answer.refusal(429).0, "queue_full");
         assert!(answer.headers["retry-after"].parse::<u64>().unwrap() >= 1);
         assert!(*time < Duration::from_secs(2), "{time:?}");
     }
@@ -349,20 +340,40 @@ fn c042_answers_are_never_mixed_up() {
 #[test]
 fn c063_c064_a_thought_begins_where_the_prompt_says() {
     let scripts = json!([
-        {"select": "1", "pieces": ["r", "</think>", "ok"], "then": "end"},
+        {"select": "<think>", "pieces": ["r", "</think>", "ok"], "then": "end"},
         {"select": "2", "pieces": ["fine"], "then": "end"},
     ]);
-    // The last token of a prompt picks the script, so that the message stands behind the mark.
-    let template = "{% if enable_thinking is not defined or enable_thinking %}<think>{% endif %}{{ messages[-1].content }}\
-                    {% if add_generation_prompt and open %}{% endif %}";
-    let _ = template;
-    let server = Server::start(&chain("thoughts", &scripts, None), ["--scheme", "none"]);
-    let plain = both(&server, "2", json!({}));
-    assert_eq!(content(&plain), "fine");
-    assert!(plain["message"].get("reasoning_content").is_none());
-    let user = both(&server, "explain </think> and <think> 2", json!({}));
-    assert_eq!(content(&user), "fine");
-    assert!(user["message"].get("reasoning_content").is_none());
+    let thinks = "{{ messages[-1].content }}{% if add_generation_prompt and enable_thinking is not false %}<think>{% endif %}";
+    let server = Server::start(
+        &chain("thoughts", &scripts, Some(thinks)),
+        ["--scheme", "none"],
+    );
+    // Marks in a message open and close nothing.
+    for text in ["2", "explain </think> and <think> 2"] {
+        let choice = both(&server, text, json!({}));
+        assert_eq!(
+            (content(&choice), &choice["message"]["reasoning_content"]),
+            ("ok", &json!("r"))
+        );
+        let cut = both(&server, text, json!({"max_tokens": 1}));
+        assert_eq!(
+            (content(&cut), &cut["message"]["reasoning_content"]),
+            ("", &json!("r"))
+        );
+        assert_eq!(cut["finish_reason"], "length");
+        for off in [
+            json!({"enable_thinking": false}),
+            json!({"chat_template_kwargs": {"enable_thinking": false}}),
+        ] {
+            let choice = both(&server, text, off);
+            assert_eq!(content(&choice), "fine");
+            assert!(choice["message"].get("reasoning_content").is_none());
+        }
+    }
+    let plain = Server::start(&chain("no-thoughts", &scripts, None), ["--scheme", "none"]);
+    let choice = both(&plain, "2", json!({}));
+    assert_eq!(content(&choice), "fine");
+    assert!(choice["message"].get("reasoning_content").is_none());
 }
 
 #[test]
@@ -400,6 +411,11 @@ fn c068_calls_are_whole_or_none() {
     assert_eq!(arguments, json!({"x": 1}));
     assert!(choice["message"]["content"].is_null());
 
+    not_whole_or_in_pieces(&server, &tools, &call);
+}
+
+/// The same calls piece by piece, and calls that are none.
+fn not_whole_or_in_pieces(server: &Server, tools: &Value, call: &[&str]) {
     let chunks = server.stream("1", json!({"tools": tools}));
     let deltas: Vec<&Value> = chunks
         .iter()

@@ -40,8 +40,9 @@ impl Server {
     ) -> Self {
         let mut command = cider();
         command.arg("serve").arg(model);
+        command.env("CIDER_SERVE_LIMITS_CACHE_TOKENS", "8192");
         command
-            .args(["--port", "0", "--threads", "1", "--cache-tokens", "8192"])
+            .args(["--port", "0", "--threads", "1"])
             .args(arguments);
         Self::spawn(command)
     }

@@ -1,5 +1,6 @@
 //! `cider serve` over loopback. Cases of the collection of field reports are named by their numbers.
 
+mod answers;
 mod api;
 mod chains;
 mod client;

@@ -30,7 +30,7 @@ fn text(text: &str) -> Value {
 
 fn prompt_tokens(server: &Server, parts: &Value) -> u64 {
     let answer = server
-        .chat(&show(&parts, json!({"max_tokens": 1})))
+        .chat(&show(parts, json!({"max_tokens": 1})))
         .ok()
         .json();
     answer["usage"]["prompt_tokens"].as_u64().unwrap()

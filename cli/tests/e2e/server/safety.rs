@@ -102,6 +102,11 @@ fn c079_keys_are_needed_where_there_are_some() {
             .ask("GET", "/metrics", &[("authorization", value)], b"")
             .ok();
     }
+    pages_and_logs(&server);
+}
+
+/// What a page of a listed origin gets, and what the log says of it.
+fn pages_and_logs(server: &Server) {
     let body =
         json!({"messages": [{"role": "user", "content": "a most private word"}], "max_tokens": 1})
             .to_string();

@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::generate::SamplingParams;
 use crate::image::{ImageDigest, ImageSize, Patches, RgbImage};
 use crate::load::GenerationConfig;
-use crate::text::{AnswerFormat, ChatTemplate, Grammars, Message, RenderOptions, Tokenizer};
+use crate::text::{ChatTemplate, Message, RenderOptions, Tokenizer};
 
 /// A picture, resized and cut, with what tells it from all others. Clones share the pixels.
 #[derive(Clone)]
@@ -61,6 +61,12 @@ pub struct Frontend {
 }
 
 impl Frontend {
+    /// The words of the model: templates, grammars, and how it writes thoughts and calls of tools.
+    #[must_use]
+    pub fn text(&self) -> &TextSide {
+        &self.text
+    }
+
     /// The tokenizer.
     #[must_use]
     pub fn tokenizer(&self) -> &Tokenizer {
@@ -112,26 +118,12 @@ impl Frontend {
         self.text.chat_prompt(messages, options)
     }
 
-    /// The same, and the state in which they leave the answer.
+    /// The same, with the state in which the prompt leaves the answer.
     ///
     /// # Errors
     /// As [`Frontend::chat_prompt`].
     pub fn chat(&self, messages: &[Message], options: &RenderOptions) -> Result<ChatPrompt> {
         self.text.chat(messages, options)
-    }
-
-    /// How the model writes thoughts and calls of tools.
-    #[must_use]
-    pub fn answer_format(&self) -> AnswerFormat {
-        self.text.answer_format()
-    }
-
-    /// The compiler of grammars over the model's vocabulary.
-    ///
-    /// # Errors
-    /// When the vocabulary cannot be used for grammars.
-    pub fn grammars(&self) -> Result<Grammars> {
-        self.text.grammars()
     }
 
     /// The tokens of a raw text, in which control tokens count.
