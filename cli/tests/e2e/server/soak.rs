@@ -304,10 +304,10 @@ impl Choice {
                     .extend(logprobs["content"].as_array().unwrap().iter().cloned());
             }
             logprobs => {
-                for name in ["tokens", "token_logprobs"] {
-                    self.tokens
-                        .extend(logprobs[name].as_array().into_iter().flatten().cloned());
-                }
+                let list = |name: &str| logprobs[name].as_array().cloned().unwrap_or_default();
+                let pairs = list("tokens").into_iter().zip(list("token_logprobs"));
+                self.tokens
+                    .extend(pairs.map(|(token, logprob)| json!([token, logprob])));
             }
         }
     }

@@ -193,7 +193,7 @@ impl Load {
             .iter()
             .filter(|reply| reply.generated_tokens > 1)
             .filter_map(|reply| {
-                let seconds = reply.gaps.iter().sum::<Duration>().as_secs_f64();
+                let seconds = (reply.whole - reply.first).as_secs_f64();
                 (seconds > 0.0).then(|| (reply.generated_tokens - 1) as f64 / seconds)
             });
         let (clients, rate) = match shape {
@@ -378,7 +378,7 @@ mod tests {
         let reply = Reply {
             first: Duration::from_millis(100),
             gaps: vec![Duration::from_millis(50); 4],
-            whole: Duration::from_millis(310),
+            whole: Duration::from_millis(300),
             prompt_tokens: 10,
             cached_tokens: 0,
             generated_tokens: 5,
