@@ -119,7 +119,7 @@ impl Soak {
             "--max-running",
             "2",
             "--cache-tokens",
-            "4096",
+            "3072",
             "--api-key-file",
             keys.to_str().unwrap(),
         ]);
@@ -170,7 +170,7 @@ impl Soak {
             "--body-bytes",
             "1M",
             "--ctx",
-            "4096",
+            "3072",
         ]);
         command.args(arguments);
         Server::spawn(command)
@@ -458,7 +458,7 @@ const ACTIONS: [(&str, usize); 7] = [
 /// Requests under way at the same time.
 const CLIENTS: usize = 64;
 /// Tokens of the cache: fewer than sixteen answers want, so that some have to make room.
-const CACHE: &str = "6144";
+const CACHE: &str = "3072";
 /// After each, everything comes to rest.
 const ROUNDS: usize = 4;
 /// Bytes that may be resident at the end beyond those of the half.
