@@ -96,7 +96,7 @@ impl Soak {
             model: env::var_os("CIDER_SOAK_MODEL")
                 .map_or_else(|| root().join("models/demo-vlm"), PathBuf::from),
             template: folder.join("template.jinja"),
-            requests: number("CIDER_SOAK_REQUESTS", 200) as usize,
+            requests: number("CIDER_SOAK_REQUESTS", 1000) as usize,
             seed: number("CIDER_SOAK_SEED", 1),
             cases: Vec::new(),
         };

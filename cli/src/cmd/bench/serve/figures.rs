@@ -193,7 +193,7 @@ impl Load {
             .iter()
             .filter(|reply| reply.generated_tokens > 1)
             .filter_map(|reply| {
-                let seconds = (reply.whole - reply.first).as_secs_f64();
+                let seconds = reply.whole.saturating_sub(reply.first).as_secs_f64();
                 (seconds > 0.0).then(|| (reply.generated_tokens - 1) as f64 / seconds)
             });
         let (clients, rate) = match shape {
