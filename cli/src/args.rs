@@ -232,6 +232,7 @@ pub(crate) enum BenchCommand {
     Attention(AttentionBench),
     Linear(LinearBench),
     Model(ModelBench),
+    Serve(ServeBench),
 }
 
 /// Attention over a cache of keys and values: milliseconds, operations and bytes per second, shares of the ceilings
@@ -307,6 +308,63 @@ pub(crate) struct LinearBench {
     pub(crate) scheme: Vec<String>,
     #[command(flatten)]
     pub(crate) options: BenchOptions,
+}
+
+/// A server under load: time to the first token, time between tokens, tokens and answers per second
+///
+/// Without --url, MODEL is served within this process, as `cider serve` would; `CIDER_SERVE_...` and --config set it up.
+/// Each server gets the same requests, one load after the other. In a closed loop so many clients ask again as soon
+/// as they have their answer; in an open one requests come at random moments, and times count from the moment at which a
+/// request was due. A key for servers that want one is read from `CIDER_BENCH_API_KEY`.
+#[derive(Debug, Args)]
+pub(crate) struct ServeBench {
+    /// A GGUF file, or a folder with config.json and safetensors [default: the small vision model]
+    pub(crate) model: Option<PathBuf>,
+    /// A server that runs already, with a name to go by, as in llama.cpp=http://127.0.0.1:8080; may be given several times
+    #[arg(long, value_name = "[NAME=]URL")]
+    pub(crate) url: Vec<String>,
+    /// Closed loops: numbers of clients, with commas between [default: 1,4,16, or none with --rate]
+    #[arg(long, value_name = "N", value_delimiter = ',', allow_hyphen_values = true, value_parser = numbers::clients)]
+    pub(crate) clients: Vec<usize>,
+    /// Open loops: requests per second, with commas between
+    #[arg(long, value_name = "R", value_delimiter = ',', allow_hyphen_values = true, value_parser = numbers::rate)]
+    pub(crate) rate: Vec<f64>,
+    /// Requests of each load [default: 32, or 4 with --quick]
+    #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = numbers::rounds)]
+    pub(crate) requests: Option<usize>,
+    /// Words of each prompt; most are one token [default: 128, or 16 with --quick]
+    #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = numbers::positive)]
+    pub(crate) words: Option<usize>,
+    /// Words with which all prompts begin, before their own: what a cache of prefixes is good for
+    #[arg(long, value_name = "N", default_value = "0", allow_hyphen_values = true, value_parser = numbers::count)]
+    pub(crate) shared: usize,
+    /// Tokens of each answer, where the server honours `ignore_eos` [default: 128, or 8 with --quick]
+    #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = numbers::positive)]
+    pub(crate) tokens: Option<usize>,
+    /// A picture of this size in each prompt, another one each time
+    #[arg(long, value_name = "WxH", allow_hyphen_values = true, value_parser = numbers::picture)]
+    pub(crate) image: Option<[usize; 2]>,
+    /// Where the random numbers begin
+    #[arg(long, value_name = "N", default_value = "0", allow_hyphen_values = true, value_parser = numbers::seed)]
+    pub(crate) seed: u64,
+    /// Seconds that an answer may take; one that takes longer has failed
+    #[arg(long, value_name = "S", default_value = "600", allow_hyphen_values = true, value_parser = numbers::seconds)]
+    pub(crate) timeout: u64,
+    /// Settings of the server within this process, as of `cider serve`
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    /// Threads [default: physical cores, or fewer where a quota says so]
+    #[arg(long, value_name = "N", allow_hyphen_values = true, value_parser = numbers::threads)]
+    pub(crate) threads: Option<usize>,
+    /// Few short requests: to see that everything works, not how fast it is
+    #[arg(long)]
+    pub(crate) quick: bool,
+    /// The JSON record to write; it appears whole or not at all
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
+    /// The plot to write
+    #[arg(long, value_name = "FILE")]
+    pub(crate) svg: Option<PathBuf>,
 }
 
 /// What all measurements share.

@@ -34,7 +34,7 @@ fn main() -> ExitCode {
     );
     log::start(cli.quiet || !has_course);
     let result = match &cli.command {
-        Command::Bench(args) => cmd::bench::run(args),
+        Command::Bench(args) => cmd::bench::run(args, cli.quiet),
         Command::Debug(args) => cmd::debug::run(args),
         Command::Info(args) => cmd::info::run(args),
         Command::Run(args) => cmd::run::run(args, cli.quiet),

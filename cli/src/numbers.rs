@@ -38,6 +38,19 @@ pub(crate) fn seconds(text: &str) -> Result<u64, String> {
     whole(text, 1, 24 * 60 * 60)
 }
 
+/// Clients that ask at the same time.
+pub(crate) fn clients(text: &str) -> Result<usize, String> {
+    whole(text, 1, 1024)
+}
+
+/// Requests per second.
+pub(crate) fn rate(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(rate) if (0.001..=10_000.0).contains(&rate) => Ok(rate),
+        _ => Err("expected a number from 0.001 to 10000".to_owned()),
+    }
+}
+
 /// Rows and columns of weights.
 pub(crate) fn shape(text: &str) -> Result<[usize; 2], String> {
     pair(text, "ROWSxCOLUMNS", "10240x2560")
@@ -124,6 +137,11 @@ mod tests {
             seconds("86401").unwrap_err(),
             "expected a whole number from 1 to 86400"
         );
+        assert_eq!(rate("0.5"), Ok(0.5));
+        for text in ["0", "-1", "nan", "inf", "x"] {
+            assert!(rate(text).is_err(), "{text}");
+        }
+        assert!(clients("1025").is_err());
         assert!(token("4294967296").is_err() && seed("-1").is_err() && count("-1").is_err());
     }
 

@@ -32,6 +32,12 @@ pub(crate) fn run(args: &ServeArgs, quiet: bool) -> Result<()> {
             "--api-key can be seen by others on this machine: --api-key-file or CIDER_SERVE_SERVER_API_KEYS is better"
         );
     }
+    let model = model_of(&config, quiet)?;
+    server::run(config, model)
+}
+
+/// The model that a configuration names.
+pub(crate) fn model_of(config: &Config, quiet: bool) -> Result<Model> {
     let path = match &config.model {
         Some(model) if model.is_empty() => return Err(Usage("MODEL is empty".to_owned()).into()),
         Some(model) => PathBuf::from(model),
@@ -40,12 +46,11 @@ pub(crate) fn run(args: &ServeArgs, quiet: bool) -> Result<()> {
     let loading = config.loading.clone();
     let scheme = scheme(&loading)?;
     let runner = runner_options(&loading, scheme)?;
-    let model = Model {
+    Ok(Model {
         name: server::name_of(&path),
         scheme: scheme.to_string(),
         open: Box::new(move |options| open(&path, &loading, runner, &options, quiet)),
-    };
-    server::run(config, model)
+    })
 }
 
 /// The scheme that is meant, said in the log.

@@ -20,11 +20,7 @@ use super::io::Timed;
 
 /// Serves until a signal comes, then lets what runs come to its end for as long as it may.
 pub(super) async fn serve(app: Arc<App>, listener: TcpListener, router: Router) -> io::Result<()> {
-    let most = app
-        .limits
-        .connections
-        .min(Semaphore::MAX_PERMITS)
-        .min(u32::MAX as usize);
+    let most = most_connections(&app);
     let connections = Arc::new(Semaphore::new(most));
     let (drain, draining) = watch::channel(false);
     let mut end = signal(SignalKind::terminate())?;
@@ -55,6 +51,25 @@ pub(super) async fn serve(app: Arc<App>, listener: TcpListener, router: Router) 
         _ = interrupt.recv() => {}
     }
     Ok(())
+}
+
+/// Serves for as long as it is polled.
+pub(super) async fn accept(app: Arc<App>, listener: TcpListener, router: Router) {
+    let connections = Arc::new(Semaphore::new(most_connections(&app)));
+    let (_never, draining) = watch::channel(false);
+    let server = Server {
+        app,
+        router,
+        draining,
+    };
+    server.accept(listener, &connections).await;
+}
+
+fn most_connections(app: &App) -> usize {
+    app.limits
+        .connections
+        .min(Semaphore::MAX_PERMITS)
+        .min(u32::MAX as usize)
 }
 
 /// What a connection needs.

@@ -39,7 +39,7 @@ use std::sync::atomic::AtomicBool;
 use anyhow::{Context as _, Result};
 use cider::generate::SamplingParams;
 use cider::{BatchEngine, BatchOptions, Frontend};
-use tokio::runtime::Builder;
+use tokio::runtime::{Builder, Runtime};
 use tokio::sync::Semaphore;
 
 use self::app::{App, Ids, Slots, Unknown, unix_time};
@@ -65,33 +65,90 @@ pub(crate) struct Model {
 
 /// Serves a model until a signal comes.
 pub(crate) fn run(config: Config, model: Model) -> Result<()> {
-    // What can be refused is refused before the weights are read, and the port is taken before that.
-    let gate = Gate::open(&config.server)?;
-    let media = config
-        .server
-        .media_root
-        .as_deref()
-        .map(MediaRoot::open)
-        .transpose()?;
-    let address = SocketAddr::new(config.server.host, config.server.port);
-    let listener = TcpListener::bind(address).with_context(|| format!("{address}"))?;
-    listener.set_nonblocking(true)?;
-    warn(&config);
-    let app = App::start(config, model, gate, media)?;
-    let runtime = Builder::new_multi_thread()
-        .worker_threads(HTTP_THREADS)
-        .thread_name("http")
-        .enable_all()
-        .build()?;
+    let Ready {
+        app,
+        listener,
+        runtime,
+        address,
+    } = Ready::new(config, model)?;
     let served = runtime.block_on(async {
         let listener = tokio::net::TcpListener::from_std(listener)?;
-        let address = listener.local_addr()?;
         tracing::info!("listening on http://{address}, model {}", app.card.id);
         listen::serve(Arc::clone(&app), listener, routes::router(app)).await
     });
     // What still runs is dropped, which cancels it.
     runtime.shutdown_background();
     served.with_context(|| format!("{address}"))
+}
+
+/// A server beside the work of its own process. It lasts for as long as this does.
+pub(crate) struct Background {
+    pub(crate) address: SocketAddr,
+    runtime: Option<Runtime>,
+}
+
+impl Background {
+    /// Serves a model; signals keep their usual effect.
+    pub(crate) fn start(config: Config, model: Model) -> Result<Self> {
+        let ready = Ready::new(config, model)?;
+        let accept = async {
+            let listener = tokio::net::TcpListener::from_std(ready.listener)?;
+            let router = routes::router(Arc::clone(&ready.app));
+            tokio::spawn(listen::accept(ready.app, listener, router));
+            anyhow::Ok(())
+        };
+        ready.runtime.block_on(accept)?;
+        Ok(Self {
+            address: ready.address,
+            runtime: Some(ready.runtime),
+        })
+    }
+}
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+/// A server that may begin.
+struct Ready {
+    app: Arc<App>,
+    listener: TcpListener,
+    runtime: Runtime,
+    address: SocketAddr,
+}
+
+impl Ready {
+    fn new(config: Config, model: Model) -> Result<Self> {
+        // What can be refused is refused before the weights are read, and the port is taken before that.
+        let gate = Gate::open(&config.server)?;
+        let media = config
+            .server
+            .media_root
+            .as_deref()
+            .map(MediaRoot::open)
+            .transpose()?;
+        let address = SocketAddr::new(config.server.host, config.server.port);
+        let listener = TcpListener::bind(address).with_context(|| format!("{address}"))?;
+        listener.set_nonblocking(true)?;
+        let address = listener.local_addr()?;
+        warn(&config);
+        let app = App::start(config, model, gate, media)?;
+        let runtime = Builder::new_multi_thread()
+            .worker_threads(HTTP_THREADS)
+            .thread_name("http")
+            .enable_all()
+            .build()?;
+        Ok(Self {
+            app,
+            listener,
+            runtime,
+            address,
+        })
+    }
 }
 
 fn warn(config: &Config) {

@@ -11,6 +11,7 @@
 mod answers;
 mod bench;
 mod bench_peers;
+mod bench_serve;
 mod bits;
 mod errors;
 mod memory;

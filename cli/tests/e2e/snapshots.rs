@@ -14,6 +14,7 @@ fn help_is_as_it_was() {
         "bench attention",
         "bench linear",
         "bench model",
+        "bench serve",
         "info",
         "debug",
         "debug logits",

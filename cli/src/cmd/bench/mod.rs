@@ -16,6 +16,7 @@ mod random_tower;
 mod record;
 mod roofline;
 mod sample;
+mod serve;
 mod svg;
 mod table;
 mod timing;
@@ -37,17 +38,22 @@ use crate::console;
 use crate::targets::{self, Targets};
 
 /// Runs the command.
-pub(crate) fn run(command: &BenchCommand) -> Result<()> {
-    let (options, model) = match command {
-        BenchCommand::Attention(args) => (&args.options, None),
-        BenchCommand::Linear(args) => (&args.options, None),
-        BenchCommand::Model(args) => (&args.options, args.model.as_deref()),
+pub(crate) fn run(command: &BenchCommand, quiet: bool) -> Result<()> {
+    let (targets, model) = match command {
+        BenchCommand::Attention(args) => (args.options.targets(), None),
+        BenchCommand::Linear(args) => (args.options.targets(), None),
+        BenchCommand::Model(args) => (args.options.targets(), args.model.as_deref()),
+        BenchCommand::Serve(args) => (
+            targets_of(args.json.as_deref(), args.svg.as_deref()),
+            args.model.as_deref(),
+        ),
     };
-    options.targets()?.are_not(model)?;
+    targets?.are_not(model)?;
     match command {
         BenchCommand::Attention(args) => attention::run(args),
         BenchCommand::Linear(args) => linear::run(args),
         BenchCommand::Model(args) => model::run(args),
+        BenchCommand::Serve(args) => serve::run(args, quiet),
     }
 }
 
@@ -76,14 +82,18 @@ struct Bench<'a> {
 }
 
 impl BenchOptions {
-    /// The files to write; refuses those that could not be written in the end, before hours are spent.
     fn targets(&self) -> Result<Targets<'_>> {
-        let both = [("--json", &self.json), ("--svg", &self.svg)];
-        let given = both
-            .iter()
-            .filter_map(|(option, path)| Some((*option, path.as_deref()?)));
-        Targets::check(given)
+        targets_of(self.json.as_deref(), self.svg.as_deref())
     }
+}
+
+/// The files to write; refuses those that could not be written in the end, before hours are spent.
+fn targets_of<'a>(json: Option<&'a Path>, svg: Option<&'a Path>) -> Result<Targets<'a>> {
+    let both = [("--json", json), ("--svg", svg)];
+    let given = both
+        .into_iter()
+        .filter_map(|(option, path)| Some((option, path?)));
+    Targets::check(given)
 }
 
 impl<'a> Bench<'a> {

@@ -184,7 +184,7 @@ impl Row {
 }
 
 impl Machine {
-    fn new(backend: &CpuBackend) -> Self {
+    pub(super) fn new(backend: &CpuBackend) -> Self {
         let topology = Topology::detect();
         Self {
             cpu: cpu_name(),
@@ -281,7 +281,7 @@ fn family() -> Option<String> {
 }
 
 /// The version of the sources around the program, where it lies in a checkout.
-fn commit() -> Option<String> {
+pub(super) fn commit() -> Option<String> {
     let program = env::current_exe().ok()?;
     let output = Command::new("git")
         .arg("-C")

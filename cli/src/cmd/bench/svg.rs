@@ -8,7 +8,16 @@ use super::roofline::Unit;
 
 /// Draws the record.
 pub(super) fn draw(record: &Record) -> String {
-    let panels = panels(record);
+    let machine = &record.machine;
+    let title = format!(
+        "cider bench {}: {}, {} threads, {}",
+        record.command, machine.cpu, machine.threads, machine.isa
+    );
+    sheet(&title, &panels(record))
+}
+
+/// Draws panels, two side by side.
+pub(super) fn sheet(title: &str, panels: &[Panel]) -> String {
     let columns = panels.len().clamp(1, 2);
     let lines = panels.len().div_ceil(columns).max(1);
     let (width, height) = (columns * WIDTH, lines * HEIGHT + TOP);
@@ -17,12 +26,7 @@ pub(super) fn draw(record: &Record) -> String {
          {height}\" font-family=\"sans-serif\" font-size=\"12\">\n\
          <rect width=\"{width}\" height=\"{height}\" fill=\"#ffffff\"/>\n"
     );
-    let machine = &record.machine;
-    let title = format!(
-        "cider bench {}: {}, {} threads, {}",
-        record.command, machine.cpu, machine.threads, machine.isa
-    );
-    text(&mut svg, [16.0, 22.0], "start", &title);
+    text(&mut svg, [16.0, 22.0], "start", title);
     for (i, panel) in panels.iter().enumerate() {
         let x = (i % columns * WIDTH) as f64;
         let y = (i / columns * HEIGHT + TOP) as f64;
@@ -34,24 +38,27 @@ pub(super) fn draw(record: &Record) -> String {
     svg
 }
 
-struct Panel<'a> {
-    title: &'a str,
-    axis: &'static str,
+/// One plot.
+pub(super) struct Panel {
+    title: String,
+    /// What is up, and what is to the right.
+    axes: [&'static str; 2],
     /// Values of the horizontal axis, in order.
-    ticks: Vec<usize>,
+    ticks: Vec<String>,
     series: Vec<Series>,
     /// Horizontal lines, with their names.
     peaks: Vec<(&'static str, f64)>,
     top: f64,
 }
 
-struct Series {
-    name: String,
+/// A line of a plot.
+pub(super) struct Series {
+    pub(super) name: String,
     /// Number of the tick and height.
-    points: Vec<(usize, f64)>,
+    pub(super) points: Vec<(usize, f64)>,
 }
 
-fn panels(record: &Record) -> Vec<Panel<'_>> {
+fn panels(record: &Record) -> Vec<Panel> {
     let mut titles: Vec<&str> = Vec::new();
     for row in &record.rows {
         if !titles.contains(&row.place.plot.as_str()) {
@@ -60,7 +67,7 @@ fn panels(record: &Record) -> Vec<Panel<'_>> {
     }
     let panel = |title| {
         let rows = record.rows.iter().filter(|row| row.place.plot == title);
-        Panel::new(title, record, &rows.collect::<Vec<_>>())
+        Panel::of(title, record, &rows.collect::<Vec<_>>())
     };
     titles.into_iter().map(panel).collect()
 }
@@ -70,8 +77,27 @@ fn height(row: &Row) -> Option<f64> {
     row.rate.or(row.tops)
 }
 
-impl<'a> Panel<'a> {
-    fn new(title: &'a str, record: &Record, rows: &[&Row]) -> Self {
+impl Panel {
+    /// A plot of lines; its height is that of the highest point.
+    pub(super) fn new(
+        title: String,
+        axes: [&'static str; 2],
+        ticks: Vec<String>,
+        series: Vec<Series>,
+    ) -> Self {
+        let points = series.iter().flat_map(|series| &series.points);
+        let top = points.map(|&(_, height)| height).fold(0.0, f64::max);
+        Self {
+            title,
+            axes,
+            ticks,
+            series,
+            peaks: Vec::new(),
+            top: round_up(top),
+        }
+    }
+
+    fn of(title: &str, record: &Record, rows: &[&Row]) -> Self {
         let ticks: BTreeSet<usize> = rows.iter().map(|row| row.place.x).collect();
         let ticks: Vec<usize> = ticks.into_iter().collect();
         let mut series: Vec<Series> = Vec::new();
@@ -104,37 +130,31 @@ impl<'a> Panel<'a> {
             .into_iter()
             .filter_map(|(name, height)| Some((name, height?)))
             .collect();
-        let points = series.iter().flat_map(|series| &series.points);
-        let heights = points.map(|&(_, height)| height);
-        let top = heights.chain(peaks.iter().map(|&(_, height)| height));
+        let up = if has_rate {
+            "tokens per second"
+        } else {
+            "TOPS"
+        };
+        let ticks = ticks.iter().map(usize::to_string).collect();
+        let axes = [up, "rows, or tokens of context"];
+        let panel = Self::new(title.to_owned(), axes, ticks, series);
+        let peak = peaks.iter().map(|&(_, height)| height);
         Self {
-            title,
-            axis: if has_rate {
-                "tokens per second"
-            } else {
-                "TOPS"
-            },
-            top: round_up(top.fold(0.0, f64::max)),
-            ticks,
-            series,
+            top: round_up(peak.fold(panel.top, f64::max)),
             peaks,
+            ..panel
         }
     }
 
     fn draw(&self, svg: &mut String) {
         let middle = f64::midpoint(LEFT, RIGHT);
-        text(svg, [middle, 16.0], "middle", self.title);
-        text(
-            svg,
-            [middle, BOTTOM + 34.0],
-            "middle",
-            "rows, or tokens of context",
-        );
+        text(svg, [middle, 16.0], "middle", &self.title);
+        text(svg, [middle, BOTTOM + 34.0], "middle", self.axes[1]);
         let _ = writeln!(
             svg,
             "<text x=\"14\" y=\"{0}\" text-anchor=\"middle\" fill=\"#222222\" transform=\"rotate(-90 14 {0})\">{1}</text>",
             f64::midpoint(BOTTOM, ROOF),
-            self.axis
+            self.axes[0]
         );
         for step in 0..=5 {
             let value = self.top * f64::from(step) / 5.0;
@@ -143,7 +163,7 @@ impl<'a> Panel<'a> {
             text(svg, [LEFT - 6.0, y + 4.0], "end", &label(value));
         }
         for (i, tick) in self.ticks.iter().enumerate() {
-            text(svg, [self.x(i), BOTTOM + 16.0], "middle", &tick.to_string());
+            text(svg, [self.x(i), BOTTOM + 16.0], "middle", tick);
         }
         for &(name, height) in &self.peaks {
             let y = self.y(height);

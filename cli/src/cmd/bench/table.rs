@@ -86,7 +86,7 @@ fn or_dash(value: Option<f64>, form: impl Fn(f64) -> String) -> String {
 }
 
 /// Four digits or a little more.
-fn number(value: f64) -> String {
+pub(super) fn number(value: f64) -> String {
     match value {
         value if value < 10.0 => format!("{value:.4}"),
         value if value < 1000.0 => format!("{value:.2}"),
@@ -95,7 +95,7 @@ fn number(value: f64) -> String {
 }
 
 /// Words to the left, numbers to the right; a line without cells is empty.
-fn align(lines: &[Vec<String>], text: &mut String) {
+pub(super) fn align(lines: &[Vec<String>], text: &mut String) {
     let columns = lines.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| {
         let cells = lines.iter().filter_map(|line| line.get(column));

@@ -400,8 +400,14 @@ fn wait_for(address: &Receiver<String>, child: &mut Child, log: &Mutex<String>) 
 pub(crate) fn read_answer(mut stream: TcpStream) -> Answer {
     let mut bytes = Vec::new();
     let read = stream.read_to_end(&mut bytes);
+    assert!(!bytes.is_empty(), "{read:?}");
+    answer_of(&bytes)
+}
+
+/// The answer that these bytes are.
+pub(crate) fn answer_of(bytes: &[u8]) -> Answer {
     let at = bytes.windows(4).position(|window| window == b"\r\n\r\n");
-    let at = at.unwrap_or_else(|| panic!("{read:?}: {}", String::from_utf8_lossy(&bytes)));
+    let at = at.unwrap_or_else(|| panic!("{}", String::from_utf8_lossy(bytes)));
     let head = String::from_utf8(bytes[..at].to_vec()).unwrap();
     let mut lines = head.lines();
     let status = lines

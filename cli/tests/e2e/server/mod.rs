@@ -3,8 +3,11 @@
 mod answers;
 mod api;
 mod chains;
-mod client;
+pub(crate) mod client;
 mod config;
 mod limits;
 mod pictures;
 mod safety;
+mod soak;
+mod soak_cases;
+mod speed;
