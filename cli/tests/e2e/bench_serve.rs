@@ -14,91 +14,64 @@ fn servers_get_the_same_load_and_stand_beside_each_other() {
     let (file, plot) = (folder.join("record.json"), folder.join("plot.svg"));
     let other = Server::start(&testdata("vl/late"), ["--ctx", "1024"]);
     let mut command = cider();
-    command.args([
-        "bench",
-        "serve",
-        "models/demo-vlm",
-        "--quick",
-        "--threads",
-        "1",
-        "--image",
-        "64x48",
-    ]);
-    command.args([
-        "--clients",
-        "1,3",
-        "--rate",
-        "20",
-        "--shared",
-        "8",
-        "--seed",
-        "5",
-        "--url",
-    ]);
+    command.args(["bench", "serve", "models/demo-vlm", "--quick"]);
+    command.args(["--threads", "1", "--image", "64x48", "--clients", "1,3"]);
+    command.args(["--rate", "20", "--shared", "8", "--seed", "5", "--url"]);
     command.arg(format!("other=http://{}/v1", other.address));
-    command
-        .env("CIDER_SERVE_LIMITS_CACHE_TOKENS", "4096")
-        .arg("--json")
-        .arg(&file)
-        .arg("--svg")
-        .arg(&plot);
+    command.env("CIDER_SERVE_LIMITS_CACHE_TOKENS", "4096");
+    command.arg("--json").arg(&file).arg("--svg").arg(&plot);
     let outcome = finish(&mut command).succeeded();
     let record: Value = serde_json::from_str(&fs::read_to_string(file).unwrap()).unwrap();
     assert_eq!(record["command"], "serve");
     let loads = record["loads"].as_array().unwrap();
-    let servers: Vec<&str> = loads
-        .iter()
-        .map(|load| load["server"].as_str().unwrap())
-        .collect();
+    let server = |load: &Value| load["server"].as_str().unwrap().to_owned();
+    let servers: Vec<String> = loads.iter().map(server).collect();
     assert_eq!(servers, ["cider", "other"].repeat(3));
     for (at, load) in loads.iter().enumerate() {
-        let expected = [Some(1), Some(3), None][at / 2];
-        assert_eq!(
-            (load["clients"].as_u64(), load["rate"].as_f64()),
-            (expected, expected.is_none().then_some(20.0))
-        );
-        assert_eq!(
-            (&load["requests"], &load["failed"]),
-            (&4.into(), &Value::Object(serde_json::Map::new())),
-            "{load}"
-        );
-        // The answers are as long as they were asked to be.
-        assert_eq!(load["generated_tokens"], 32, "{load}");
-        assert!(load["prompt_tokens"].as_u64().unwrap() >= 4 * 16, "{load}");
-        for key in ["first_token_ms", "request_ms"] {
-            let time = |part: &str| load[key][part].as_f64().unwrap();
-            assert!(0.0 < time("min") && time("min") <= time("p50"), "{load}");
-            assert!(
-                time("p50") <= time("p90")
-                    && time("p90") <= time("p99")
-                    && time("p99") <= time("max"),
-                "{load}"
-            );
-        }
-        assert!(load["tokens_per_second"].as_f64().unwrap() > 0.0);
-        let times = load["times_one_client"].as_f64();
-        assert_eq!(times.is_some_and(|times| times > 0.0), at > 1, "{load}");
+        check_load(at, load);
     }
-    for part in [
+    let shown = [
         "1 client",
         "3 clients",
         "20 a second",
         "other",
         "to one client",
-    ] {
+    ];
+    for part in shown {
         assert!(outcome.stdout.contains(part), "{part}: {}", outcome.stdout);
     }
     let plot = fs::read_to_string(plot).unwrap();
-    for part in [
+    let drawn = [
         "<svg",
         "closed loop",
         "open loop",
         "cider p99",
         "other",
         "</svg>\n",
-    ] {
+    ];
+    for part in drawn {
         assert!(plot.contains(part), "{part} is not in the plot");
     }
+}
+
+/// Load number `at` of two servers under one client, three clients and twenty requests a second.
+fn check_load(at: usize, load: &Value) {
+    let clients = [Some(1), Some(3), None][at / 2];
+    assert_eq!(load["clients"].as_u64(), clients);
+    assert_eq!(load["rate"].as_f64(), clients.is_none().then_some(20.0));
+    assert_eq!(load["requests"], 4, "{load}");
+    assert_eq!(load["failed"], Value::Object(serde_json::Map::new()));
+    // The answers are as long as they were asked to be.
+    assert_eq!(load["generated_tokens"], 32, "{load}");
+    assert!(load["prompt_tokens"].as_u64().unwrap() >= 4 * 16, "{load}");
+    for key in ["first_token_ms", "request_ms"] {
+        let parts = ["min", "p50", "p90", "p99", "max"];
+        let times = parts.map(|part| load[key][part].as_f64().unwrap());
+        assert!(times[0] > 0.0 && times.is_sorted(), "{load}");
+    }
+    assert!(load["tokens_per_second"].as_f64().unwrap() > 0.0);
+    let times = load["times_one_client"].as_f64();
+    assert_eq!(times.is_some_and(|times| times > 0.0), at > 1, "{load}");
 }
 
 #[test]
