@@ -18,7 +18,7 @@ use super::auth::Salt;
 use super::error::ApiError;
 use super::logprobs;
 use super::messages::{Conversation, Most};
-use super::params::{Params, within};
+use super::params::{self, Params, within};
 use super::prepare::Chat;
 use super::rules::Rules;
 use super::stream::{self, Form, event};
@@ -104,6 +104,7 @@ impl Plan {
                 "modalities can be text alone",
             ));
         }
+        params::request_id(chat.request_id.as_ref())?;
         let params = chat.fields().resolve(&app.defaults)?;
         let top = within("top_logprobs", chat.top_logprobs, 0..=20)?;
         if top.is_some() && chat.logprobs != Some(true) {

@@ -16,7 +16,7 @@ use super::app::{App, unix_time};
 use super::auth::Salt;
 use super::chat::refuse_unsupported;
 use super::error::ApiError;
-use super::params::within;
+use super::params::{self, within};
 use super::prepare::Prompt;
 use super::rules::Rules;
 use super::stream::{self, Form, event};
@@ -76,6 +76,7 @@ fn check(app: &App, completion: &CompletionRequest) -> Result<super::params::Par
         ("suffix", &completion.suffix),
         ("logit_bias", &completion.logit_bias),
     ])?;
+    params::request_id(completion.request_id.as_ref())?;
     let params = completion.fields().resolve(&app.defaults)?;
     within("logprobs", completion.logprobs, 0..=20)?;
     if let Some(best_of) = &completion.best_of

@@ -171,6 +171,20 @@ pub(super) fn within<T: PartialOrd + Display + Copy>(
     }
 }
 
+/// A name of the client's for its request, which every piece of the answer brings back.
+pub(super) fn request_id(id: Option<&String>) -> Result<(), ApiError> {
+    match id {
+        Some(id) if id.len() > REQUEST_ID_BYTES => {
+            let what = format!(
+                "request_id has {} bytes, it may have {REQUEST_ID_BYTES}",
+                id.len()
+            );
+            Err(ApiError::value("request_id", what))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// The texts that end an answer: none, one, or a list of them.
 fn stops(stop: Option<&Value>) -> Result<Vec<String>, ApiError> {
     let refuse = |what: &str| {
@@ -208,6 +222,9 @@ const MAX_ANSWERS: u32 = 8;
 /// Texts that may end an answer, and their longest.
 const MAX_STOPS: usize = 16;
 const MAX_STOP: usize = 1024;
+
+/// Bytes of a `request_id`.
+const REQUEST_ID_BYTES: usize = 256;
 
 #[cfg(test)]
 mod tests {

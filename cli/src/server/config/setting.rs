@@ -32,6 +32,11 @@ pub(super) enum Kind {
 }
 
 impl Setting {
+    /// Whether what it is set to must not be shown.
+    pub(super) fn is_secret(&self) -> bool {
+        self.key.contains("api_key")
+    }
+
     /// Its environment variable.
     pub(super) fn variable(&self) -> String {
         format!("{PREFIX}{}", self.key.replace('.', "_").to_uppercase())

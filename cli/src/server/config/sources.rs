@@ -33,6 +33,10 @@ impl Config {
         let mut config = Self::default();
         for (setting, given) in SETTINGS.iter().zip(values) {
             let Some(given) = given else { continue };
+            if setting.is_secret() && given.values.iter().all(String::is_empty) {
+                // A secret that was not filled in must not open the server.
+                return Err(Usage(format!("{}: no key in it", given.source)));
+            }
             for value in &given.values {
                 (setting.set)(&mut config, value)
                     .map_err(|what| Usage(refusal(setting, &given.source, value, &what)))?;
@@ -50,7 +54,7 @@ struct Given {
 
 /// What is wrong with a value; a key is never shown.
 fn refusal(setting: &Setting, source: &str, value: &str, what: &str) -> String {
-    if setting.key.contains("api_key") {
+    if setting.is_secret() {
         return format!("{source}: {what}");
     }
     format!("{source}: {what}, got {value:?}")
@@ -92,8 +96,8 @@ fn take_file(path: &Path, values: &mut [Option<Given>]) -> Result<(), Usage> {
     let bytes = files::read(path, MAX_FILE).map_err(|error| refuse(error.to_string()))?;
     let text = String::from_utf8(bytes).map_err(|_| refuse("not UTF-8".to_owned()))?;
     // An empty file, or one of comments alone, sets nothing.
-    let read: Option<Map<String, Value>> = serde_saphyr::from_str(&text)
-        .map_err(|error| refuse(error.to_string().lines().collect::<Vec<_>>().join("; ")))?;
+    let read: Option<Map<String, Value>> =
+        serde_saphyr::from_str(&text).map_err(|error| refuse(first_line(&error.to_string())))?;
     let mut found = Vec::new();
     flatten("", read.unwrap_or_default(), &mut found);
     for (key, value) in found {
@@ -112,6 +116,11 @@ fn take_file(path: &Path, values: &mut [Option<Given>]) -> Result<(), Usage> {
         values[at] = list.map(|values| Given { source, values });
     }
     Ok(())
+}
+
+/// What is wrong, and where; the lines behind it are those of the file, and a key may be among them.
+fn first_line(error: &str) -> String {
+    error.lines().next().unwrap_or_default().to_owned()
 }
 
 fn flatten(path: &str, map: Map<String, Value>, found: &mut Vec<(String, Value)>) {
@@ -136,6 +145,7 @@ fn texts(setting: &Setting, value: Value) -> Result<Option<Vec<String>>, String>
         (Kind::Mode, Value::Bool(on)) => Ok(if on { "on" } else { "off" }.to_owned()),
         (Kind::Number, Value::Number(number)) => Ok(number.to_string()),
         // "none" is a scheme, and no word of YAML; numbers and truths would change their spelling.
+        _ if setting.is_secret() => Err("expected texts: put them in quotes".to_owned()),
         (_, other) => Err(format!("expected a text, got {other}: put it in quotes")),
     };
     match (setting.kind, value) {
@@ -201,6 +211,26 @@ mod tests {
             assert_eq!(config.loading.w8a8, mode, "{text}");
         }
         assert!(from_file("empty", "# nothing\n").is_ok());
+    }
+
+    #[test]
+    fn keys_are_not_shown_and_a_key_that_is_missing_is_told() {
+        for text in [
+            "server:\n  api_keys: [supersecret]\n  port: 0\n bad: x\n",
+            "server: {api_keys: [{supersecret: 1}]}",
+            "server: {api_keys: supersecret: 1}",
+        ] {
+            let error = from_file("secret", text).unwrap_err().0;
+            assert!(!error.contains("supersecret"), "{error}");
+        }
+        assert!(from_file("no-key", "server: {api_keys: []}").is_err());
+        for value in ["", ",", " , "] {
+            let variable = ("CIDER_SERVE_SERVER_API_KEYS".to_owned(), value.to_owned());
+            let error = Config::read(&ServeFlags::default(), [variable])
+                .unwrap_err()
+                .0;
+            assert!(error.ends_with("API_KEYS: no key in it"), "{error}");
+        }
     }
 
     #[test]
