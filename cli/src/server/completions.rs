@@ -70,7 +70,7 @@ pub(super) async fn completions(
     Ok(Json(form.whole(answers).await?).into_response())
 }
 
-fn check(app: &App, completion: &CompletionRequest) -> Result<super::params::Params, ApiError> {
+fn check(app: &App, completion: &CompletionRequest) -> Result<params::Params, ApiError> {
     refuse_unsupported(&[
         ("echo", &completion.echo),
         ("suffix", &completion.suffix),
